@@ -27,14 +27,15 @@ MOST_ERROR = 1e-3  # of what is compared with float64
 
 def compare(hidden: Tensor, weight: Tensor, final: Tensor) -> dict[str, float]:
     """Largest errors of the kernel's readouts on SAMPLE rows; exits with one line where one is out of bounds."""
-    head = kernel.Projection(weight)
-    got = {name: value[:SAMPLE] for name, value in kernel.read_rows(hidden, head, final, k=TOP).items()}
-    z = hidden[:SAMPLE].double() @ weight.double().T
+    some = torch.linspace(0, len(hidden) - 1, SAMPLE, device=hidden.device).long()  # of all the kernel's tiles
+    found = kernel.read_rows(hidden, kernel.Projection(weight), final, k=TOP)
+    got = {name: value[some] for name, value in found.items()}
+    z = hidden[some].double() @ weight.double().T
     logs = z.log_softmax(-1)
     errors = {
         "log_normalizer": got["log_normalizer"] - z.logsumexp(-1),
         "entropy": got["entropy"] + (logs.exp() * logs).sum(-1),
-        "final_logit": got["final_logit"] - z.gather(1, final[:SAMPLE, None])[:, 0],
+        "final_logit": got["final_logit"] - z.gather(1, final[some, None])[:, 0],
         "top_logits": got["top_logits"] - z.topk(TOP, dim=-1).values,
         "logits of top_ids": got["top_logits"] - z.gather(1, got["top_ids"].long()),
     }

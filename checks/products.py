@@ -20,7 +20,7 @@ from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode
 
-BATCH = 16
+BATCH, THREADS, REPEATS, NEW_TOKENS = 16, (1, 2), 3, 64
 LEAST = {  # (batch, what ours is compared with): how many times as fast ours has to be
     (1, "float32"): 2.5,
     (1, "bfloat16"): 2.0,
@@ -96,21 +96,16 @@ def main() -> None:
     """The command line."""
     parser = options(__doc__, "products")
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", help="name, folder or hub id of a decoder")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads (1 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="counted runs of each way (3)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="length of each output (64)")
     asked = parser.parse_args()
-    if min(*asked.threads, asked.new_tokens, asked.repeats) < 1:
-        parser.error("threads, new tokens and repeats must be at least 1")
     head, rows = headed("products", "numba", depends=(*TRACES, "eelib/exits/decoding/generate.py")), []
     ours = loaded(asked.model)
     theirs = [loaded(asked.model, dtype=dtype, fast_products=False) for dtype in ("float32", "bfloat16")]
     prompts = prompts_of(ours, BATCH)
-    for threads, batch in product(asked.threads, (1, BATCH)):
+    for threads, batch in product(THREADS, (1, BATCH)):
         torch.set_num_threads(threads)
-        ways = {model.dtype: partial(generated, model, prompts[:batch], asked.new_tokens) for model in theirs}
-        ways["ours"] = partial(greedy_decode, ours, prompts[:batch], asked.new_tokens)
-        rows.append({"threads": threads, "batch": batch, "seconds": timed(ways, asked.repeats)})
+        ways = {model.dtype: partial(generated, model, prompts[:batch], NEW_TOKENS) for model in theirs}
+        ways["ours"] = partial(greedy_decode, ours, prompts[:batch], NEW_TOKENS)
+        rows.append({"threads": threads, "batch": batch, "seconds": timed(ways, REPEATS)})
         print(rows[-1], flush=True)
     head["models"] = {ours.name: ours.hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}

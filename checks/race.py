@@ -58,8 +58,8 @@ class Method:
     name: str
     kind: str
     run: Run
-    sizes: tuple[int, ...] = ()
-    few: bool = False
+    few: bool = False  # of the texts, or one batch
+    alone: bool = False  # one prompt at a time, no batches
     seconds: dict[int, list[float]] = field(default_factory=dict)  # of each part of the texts, in each repeat
     outputs: dict[int, list[list[int]]] = field(default_factory=dict)  # of each text, in each repeat
     known: dict[str, list[int]] = field(default_factory=dict)  # of each text, in the first repeat
@@ -124,7 +124,7 @@ def drafts_of(model: Model, layer: int) -> list[str]:
     return found
 
 
-def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tuple[int, ...]) -> list[Method]:
+def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: list[int]) -> list[Method]:
     """What is raced."""
     model, torchs = models["ours"], models["torch"]
     found = [Method(PLAIN, "plain", ours(model, None, new_tokens)), Method(PROMPTS, "part", ours(model, None, 1))]
@@ -132,18 +132,18 @@ def methods_of(models: dict[str, Model], layer: int, new_tokens: int, sizes: tup
     found += [
         Method(f"{LIBRARY}, float32", "library", theirs(torchs, new_tokens), few=True),
         Method(f"{LIBRARY}, bfloat16", "library", theirs(models[SHORT], new_tokens), few=True),
-        Method(ASSISTED, "library", theirs(torchs, new_tokens, assistant_early_exit=layer), (1,), True),
-        Method(LOOKUP, "library", theirs(torchs, new_tokens, prompt_lookup_num_tokens=GUESSES), (1,), True),
+        Method(ASSISTED, "library", theirs(torchs, new_tokens, assistant_early_exit=layer), few=True, alone=True),
+        Method(LOOKUP, "library", theirs(torchs, new_tokens, prompt_lookup_num_tokens=GUESSES), few=True, alone=True),
     ]
     if model.device.type != "cpu":
         return [*found, Method(GRAPHS, "library", theirs(torchs, new_tokens, **STATIC))]
     found.append(Method("plain, torch's products", "torch", ours(torchs, None, new_tokens), few=True))
     if (file := PACKED.get(model.name)) and 1 in sizes:
         try:
-            found.append(Method(LLAMA_CPP, "library", llama_cpp(model, file, new_tokens), (1,)))
+            found.append(Method(LLAMA_CPP, "library", llama_cpp(model, file, new_tokens), alone=True))
         except RuntimeError as error:  # its environment could not be made
             print(f"{LLAMA_CPP} is left out: {error}")
-    return [method for method in found if not method.sizes or set(method.sizes) & set(sizes)]
+    return found
 
 
 def methods_in_bfloat16(model: Model, torchs: Model, layer: int, new_tokens: int) -> list[Method]:
@@ -155,7 +155,7 @@ def methods_in_bfloat16(model: Model, torchs: Model, layer: int, new_tokens: int
 
 def race(model: Model, task: Task, methods: list[Method], size: int, repeats: int, few: int) -> list[Row]:
     """A row for each method; they take turns. Slow ones decode the first `few` texts, or the first batch."""
-    methods = [method for method in methods if not method.sizes or size in method.sizes]
+    methods = [method for method in methods if size == 1 or not method.alone]
     few = min(max(few, size), len(task))
     parts = [part for part in (range(few), range(few, len(task))) if len(part)]
     for method in methods:  # the first run pays for what is made once
@@ -321,7 +321,7 @@ def main() -> None:
         "torch": eelib.load_model(asked.model, dtype="float32", device=asked.device, fast_products=False),
         SHORT: eelib.load_model(asked.model, device=asked.device, dtype=SHORT, fast_products=False),
     }
-    races = {"float32": (model, methods_of(models, layer, asked.new_tokens, tuple(asked.sizes)))}
+    races = {"float32": (model, methods_of(models, layer, asked.new_tokens, asked.sizes))}
     if SHORT in asked.dtypes:
         short = eelib.load_model(asked.model, device=asked.device, dtype=SHORT)
         races[SHORT] = short, methods_in_bfloat16(short, models[SHORT], layer, asked.new_tokens)

@@ -36,6 +36,7 @@ from eelib.tracing.trace import Trace
 
 WORKERS, MOST_KILLS, KILLS = 3, 12, 300  # the most kills of one trace, so that several come to an end; in all
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "batch_size": 4, "sites": 2, "pairs": 2}
+PROMPTS, PROCESSES = 100_000, 4  # of `many_prompts`; a process has one thread
 SHIPPED, SEED, LONGEST = "pocket-llama", 0, 3600  # LONGEST: seconds until a third of the shards are made
 Found = dict[str, Any]
 Maker = Callable[[Path], int]  # starts a process that makes a trace in a folder
@@ -110,7 +111,7 @@ def kill_round(maker: Maker, scratch: Path, quiet: dict[str, bytes], seconds: fl
     return found | {"runs": runs, "identical": identical}
 
 
-def crashes(scratch: Path, asked: Any) -> Found:
+def crashes(scratch: Path) -> Found:
     maker = partial(start, tiny_model(scratch / "tiny"), eelib.load_task("translation/de-en", 24), OPTIONS)
     began = time.monotonic()
     status_of(maker(scratch / "quiet"))
@@ -141,17 +142,17 @@ def crash_goals(found: Found) -> list[Goal]:
 # ---- many prompts
 
 
-def many_prompts(scratch: Path, asked: Any) -> Found:
+def many_prompts(scratch: Path) -> Found:
     """Run, kill all workers a third of the way, run on."""
-    task = Task.from_prompts([f"The {number} small dogs" for number in range(asked.prompts)])
+    task = Task.from_prompts([f"The {number} small dogs" for number in range(PROMPTS)])
     maker = partial(start, tiny_model(scratch / "tiny"), task, {"max_new_tokens": 4, "batch_size": 64})
-    folder, number = scratch / "runs", -(-asked.prompts // 64)
+    folder, number = scratch / "runs", -(-PROMPTS // 64)
 
     def made() -> dict[str, int]:
         return {file.name: file.stat().st_mtime_ns for file in folder.glob("*/*/tokens-*.parquet")}
 
     began = time.monotonic()
-    children = [maker(folder) for _ in range(asked.workers)]
+    children = [maker(folder) for _ in range(PROCESSES)]
     end = began + LONGEST
     while len(made()) < number // 3:
         if time.monotonic() > end:
@@ -161,16 +162,16 @@ def many_prompts(scratch: Path, asked: Any) -> Found:
         os.kill(child, signal.SIGKILL)
         status_of(child)
     before = made()
-    ended = [os.wait4(child, 0) for child in [maker(folder) for _ in range(asked.workers)]]
+    ended = [os.wait4(child, 0) for child in [maker(folder) for _ in range(PROCESSES)]]
     after = made()
     return {
-        "prompts": asked.prompts,
-        "workers": asked.workers,
+        "prompts": PROMPTS,
+        "workers": PROCESSES,
         "failed_workers": sum(status != 0 for _, status, _ in ended),
         "shards": number,
         "shards_made": len(after),
         "shards_made_twice": sum(after.get(name) != when for name, when in before.items()),
-        "prompts_per_second": round(asked.prompts / (time.monotonic() - began), 1),
+        "prompts_per_second": round(PROMPTS / (time.monotonic() - began), 1),
         "peak_memory_mb": max(usage.ru_maxrss for _, _, usage in ended) >> 10,
     }
 
@@ -213,7 +214,7 @@ def same_again(scratch: Path, limit: int, new_tokens: int, dtypes: tuple[str, ..
     return found
 
 
-def reproducible(scratch: Path, asked: Any) -> Found:
+def reproducible(scratch: Path) -> Found:
     return same_again(scratch, 48, 32) | {"sample": sample()}
 
 
@@ -252,14 +253,12 @@ PARTS = {
 def main() -> None:
     parser = options(__doc__, "PART")
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--prompts", type=int, default=100_000, help="many_prompts: how many (100000)")
-    parser.add_argument("--workers", type=int, default=4, help="many_prompts: processes of one thread each (4)")
     asked = parser.parse_args()
     output = asked.output.with_stem(asked.part) if asked.output.stem == "PART" else asked.output
     head = headed("store", "pyarrow", depends=(*TRACES, *TINY, "checks/dtypes.py"), seed=SEED)
     measure, goals = PARTS[asked.part]
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), asked)
+        found = measure(Path(folder))
     if asked.part == "reproducible":
         head["models"] = {SHIPPED: weights_hash(data_folder("models", SHIPPED))}
     finish(output, head, goals(found), **found)

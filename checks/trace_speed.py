@@ -34,10 +34,6 @@ CELLS = {  # batch -> (sequences, new tokens of each), so that each takes second
     "smollm2-135m-instruct": {1: (1, 24), 16: (16, 8)},
 }
 GIVEN = {"smollm2-135m-instruct": 300}  # positions of texts that are read, in cells that are called batch 0
-QUICK: tuple[dict[str, dict[int, tuple[int, int]]], dict[str, int]] = (
-    {"pocket-llama": {4: (6, 3)}},
-    {"pocket-llama": 50},
-)
 REPEATS = 2
 PROMPT = 16  # tokens: the longer, the more of the time goes into reading it, which is the same for every way
 TIE = TOLERANCES[torch.float32].tie
@@ -213,27 +209,21 @@ def main() -> None:
     """The command line."""
     parser = options(__doc__, "trace_speed")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of every way (all cores)")
-    parser.add_argument(
-        "--quick", action="store_true", help="a few tokens of one model without tuned-lens, to see that it runs"
-    )
     asked = parser.parse_args()
-    if asked.quick and asked.output == parser.get_default("output"):
-        asked.output = Path("checks/.cache/trace_speed.json")  # it does not replace the whole one
     if sys.platform != "linux":
         sys.exit("memory is measured through /proc, so this check runs on Linux only")
     if asked.threads < 1:
         parser.error("threads must be at least 1")
-    (models, positions), rows = QUICK if asked.quick else (CELLS, GIVEN), list[Row]()
-    head = headed("trace_speed", "numpy", depends=(*TRACES, "checks/peers", "checks/given.py"))
+    head, rows = headed("trace_speed", "numpy", depends=(*TRACES, "checks/peers", "checks/given.py")), list[Row]()
     pins = RUNNER.with_name(f"{PEER}.txt").read_text().split()
     head["versions"] |= {PEER: next(pin.split("==")[1] for pin in pins if pin.startswith(f"{PEER}=="))}
     head["machine"]["threads"] = asked.threads
-    for model, cells in models.items():
+    for model, cells in CELLS.items():
         tokenizer, notes = eelib.load_model(model, device="cpu").tokenizer, list[Row]()
         head["models"][model] = weights_hash(Path(path_of(model)))
         with ExitStack() as stack:
             processes = dict[str, subprocess.Popen[str]]()
-            for way in WAYS[:-1] if asked.quick else WAYS:
+            for way in WAYS:
                 try:
                     processes[way] = stack.enter_context(started(way, model, asked.threads))
                 except RuntimeError as error:
@@ -242,7 +232,7 @@ def main() -> None:
                 prompts(tokenizer, number) | {"given": False, "batch": batch, "new_tokens": new}
                 for batch, (number, new) in cells.items()
             ]
-            if texts := texts_of(tokenizer, positions[model]) if model in positions else []:
+            if texts := texts_of(tokenizer, GIVEN[model]) if model in GIVEN else []:
                 read = {"ids": tokenizer(texts)["input_ids"], "texts": texts}
                 requests.append(read | {"given": True, "batch": 0, "new_tokens": 0})
             for request in requests:

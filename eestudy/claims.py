@@ -213,11 +213,9 @@ def earlier_wording(row: Claim, interval: Interval | None) -> str:
     """The verdict by the claim's earlier wording, for a note; empty where there is no earlier wording."""
     if interval is None:
         return ""
-    return (
-        f"earlier wording: {side_of(row, interval)[0]}, {interval}"
-        if interval.bounded
-        else "earlier wording: no verdict"
-    )
+    if untestable(row, interval, requirement_met=True):
+        return "earlier wording: no verdict"
+    return f"earlier wording: {side_of(row, interval)[0]}, {interval}"
 
 
 def p_value(row: Claim, interval: Interval) -> float:
@@ -256,6 +254,11 @@ def amended(claim: Claim) -> str:
     return f"amended {claim.amended[-1]['date']}" if claim.amended else ""
 
 
+def source(claim: Claim) -> str:
+    """The source of a claim, in words."""
+    return f"this study, after {claim.reference}" if claim.ours else claim.reference
+
+
 def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
     """One row per verdict, with the reason why a claim was not judged, and with the models if not the page's own."""
     rows = [
@@ -271,7 +274,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
             "Paper": NOT_IN_PAPER if v.claim.published is None else short_number(v.claim.published),
             "Statistic": v.claim.statistic,
             "Sequences": str(v.interval.groups) if v.interval.known else "–",
-            "Source": f"this study, after {v.claim.reference}" if v.claim.ours else v.claim.reference,
+            "Source": source(v.claim),
         }
         for v in verdicts
     ]

@@ -59,7 +59,7 @@ class Decoded(NamedTuple):
         outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree;
             `token_ids` and `exit_layers` are lists, of all of the output's tokens.
         timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run by the end; `agrees` of the
-            `of` tokens of full depth agree. `group` is the first output's.
+            `of` tokens of full depth agree. `group` is that of one of its outputs.
     """
 
     tokens: pd.DataFrame
@@ -108,8 +108,8 @@ def decode(
     parts: list[tuple[pd.DataFrame, pd.DataFrame, dict]] = []
     for number, batch in enumerate(chosen):
         shift = number % len(setups)
-        in_turn = (*setups[shift:], *setups[:shift])
-        found = {setup.name: run(study.model, asked.pick(list(batch)), setup, most) for setup in in_turn}
+        ordered = (*setups[shift:], *setups[:shift])
+        found = {setup.name: run(study.model, asked.pick(list(batch)), setup, most) for setup in ordered}
         for setup in setups:
             made = found[setup.name]
             tokens, outputs, row = against_full_depth(study, task, list(batch), made, most)

@@ -86,11 +86,11 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
         return ExitRule(gate_named(gate, **more), minimum_layer=minimum)
     given = p.get("gates_folder", "")
     folder = (Path(given) if given else data_folder("gates")) / model.name
-    smaller = {"as_published": True}
-    stands_in = gate == "lstm" and not (folder / file_name(gate, {})).exists()
-    stands_in = stands_in and (folder / file_name(gate, smaller)).exists()
+    smaller = {"as_published": True} if gate == "lstm" else {}
+    has_larger, has_smaller = ((folder / file_name(gate, shape)).exists() for shape in ({}, smaller))
     try:
-        return ExitRule(trained_gate(model, gate, folder, **smaller if stands_in else {}), minimum_layer=minimum)
+        parameters = smaller if has_smaller and not has_larger else {}
+        return ExitRule(trained_gate(model, gate, folder, **parameters), minimum_layer=minimum)
     except InputError as error:
         reason = str(error).partition("; train it")[0].replace(str(folder), f"{folder.parent.name}/{folder.name}")
         print(f"{reason}; it is left out.")

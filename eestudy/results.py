@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import pandas as pd
 from IPython.display import HTML, Markdown, display
 from jinja2 import meta
@@ -21,7 +20,7 @@ from eestudy.claims import Verdict, claims, verdict_table
 from eestudy.figures import style
 from eestudy.markup.markdown import Shown, text
 from eestudy.resampling import Interval
-from eestudy.study import Study
+from eestudy.study import Study, in_project
 
 OF_A_TRACE = (  # what results keep of each trace that they rest on
     "weights",
@@ -64,7 +63,7 @@ class Results:
     @property
     def folder(self) -> Path:
         """The folder of this page's results: results_folder/<model>."""
-        return Path(self.study.parameters.results_folder) / self.study.model.name
+        return in_project(self.study.parameters.results_folder) / self.study.model.name
 
     @property
     def where(self) -> str:
@@ -122,7 +121,7 @@ class Results:
         if self.beside:
             content["beside"] = {other.model.name: described(other) for other in self.beside}
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(clean(content), indent=1, ensure_ascii=False, default=float).encode())
+        write_atomically(path, as_json(content))
         display(HTML(f"<p class='ee-written'>{html.escape(path.name)} is written.</p>"))
 
     def _fill(self, template: str, values: Mapping[str, Value]) -> str:
@@ -138,12 +137,14 @@ class Results:
 
 def pct(value: Value, digits: int = 0) -> Shown:
     """A share as a percentage, without its interval."""
-    return Shown("–" if math.isnan(number(value)) else f"{100 * number(value):.{digits}f}%")
+    rounded = round(100 * number(value), digits) + 0.0  # no minus zero
+    return Shown("–" if math.isnan(rounded) else f"{rounded:.{digits}f}%")
 
 
 def num(value: Value, digits: int = 1) -> Shown:
     """A number, without its interval."""
-    return Shown("–" if math.isnan(number(value)) else f"{number(value):,.{digits}f}")
+    rounded = round(number(value), digits) + 0.0  # no minus zero
+    return Shown("–" if math.isnan(rounded) else f"{rounded:,.{digits}f}")
 
 
 def ci(value: Interval) -> Shown:
@@ -194,17 +195,11 @@ def described(study: Study) -> dict[str, Any]:
 def as_dict(value: Any) -> dict[str, Any]:
     """An interval, or a bare number or text, as a JSON object."""
     if isinstance(value, Interval):
-        estimate, low, high, groups = value[:4]
-        return {"estimate": float(estimate), "low": float(low), "high": float(high), "sequences": int(groups)}
+        return dict(zip(("estimate", "low", "high", "sequences"), value))
     return {"estimate": value if isinstance(value, str) else float(value)}
 
 
-def clean(value: Any) -> Any:
-    """A value for JSON, which has no NaN: such numbers become null."""
-    if isinstance(value, dict):
-        return {str(k): clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def as_json(content: dict[str, Any]) -> bytes:
+    """Content as JSON, which has no NaN: such numbers become null."""
+    written = json.dumps(content, default=lambda number: number.item())  # of numpy
+    return json.dumps(json.loads(written, parse_constant=lambda _: None), indent=1, ensure_ascii=False).encode()

@@ -56,10 +56,7 @@ class Study:
     def __init__(
         self, parameters: Parameters, sites: int = 0, pairs: int = 0, loaded: Model | None = None, **other: str | int
     ) -> None:
-        # papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders
-        root = Path("..") if Path.cwd().name == "notebooks" else Path(".")
-        folders = {name: str(root / parameters[name]) for name in ("runs_folder", "results_folder")}
-        self.parameters = p = Parameters(parameters | other | folders)
+        self.parameters = p = Parameters(parameters | other)
         with as_parameter_error():
             self.tasks: dict[str, Task] = {n: load_task(n, limit=p.limit) for n in task_names(p.tasks)}
             check_beforehand(p, self.tasks)
@@ -70,7 +67,7 @@ class Study:
             self.tasks = {name: prompted(task, self.model, *asked) for name, task in self.tasks.items()}
             if sites and not self.model.components:  # before hours of decoding, not after
                 raise InputError(self.model.components_error)
-            settings = p.max_new_tokens, p.runs_folder, p.batch_size or None
+            settings = p.max_new_tokens, in_project(p.runs_folder), p.batch_size or None
             for task in self.tasks.values() if len(self.tasks) > 1 else ():  # while others make one, go to the next
                 make_free_shards(self.model, task, *settings)
             self.traces: dict[str, Trace] = {
@@ -240,6 +237,11 @@ class Study:
         return visible(str(self.model.tokenizer.decode([int(token_id)])))
 
 
+def in_project(folder: str) -> Path:
+    """A folder's path. papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders."""
+    return Path("..", folder) if Path.cwd().name == "notebooks" else Path(folder)
+
+
 def studies_beside(p: Parameters) -> list[Study]:
     """A study of each model that the parameter `beside` names, except the page's own.
 
@@ -396,7 +398,7 @@ def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
     """InputError for wrong parameters that would otherwise be noticed only after everything has been decoded."""
     if not data_folder("papers").is_dir():
         raise InputError(f"there is no folder {data_folder('papers')}; EELIB_DATA is {os.environ.get('EELIB_DATA')!r}")
-    folder = Path(parameters.results_folder)
+    folder = in_project(parameters.results_folder)
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")

@@ -186,12 +186,13 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
 
 def joined(words: pd.DataFrame, trace: Trace) -> pd.Series:
     """The form of each token's word: "contraction" with an apostrophe inside, "hyphenated", else "plain"."""
-    inside, keys = words["word"] >= 0, [words["sequence"], words["word"]]
-    found = pd.Series("plain", index=words.index)
-    for name, signs in (("hyphenated", HYPHENS), ("contraction", APOSTROPHES)):
-        has = inside & trace.tokens["text"].map(lambda text: any(sign in text for sign in signs))
-        found[has.groupby(keys).transform("any") & inside] = name
-    return found
+    forms = {}
+    for sequence, text in zip(trace.sequences["sequence"], trace.sequences["output"]):
+        for number, word in enumerate(find_words(text)):
+            signs = {*text[word.start : word.end]}
+            joined_by = "hyphenated" if signs & {*HYPHENS} else "plain"
+            forms[sequence, number] = "contraction" if signs & {*APOSTROPHES} else joined_by
+    return pd.Series([forms.get(at, "plain") for at in zip(words["sequence"], words["word"])], index=words.index)
 
 
 def load_tagger(name: str = SHIPPED_TAGGER) -> Any:

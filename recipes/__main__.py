@@ -56,7 +56,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--minutes", type=float, help="of one leg, for a recipe that is trained in legs")
-    parser.add_argument("--start", help="for such a recipe: its model, where that is not found by its own name")
     parser.add_argument("--measure", action="store_true", help="do not train; print the quality of the model in --out")
     given = parser.parse_args(arguments)
     if not given.corpora.is_dir():
@@ -64,15 +63,16 @@ def main(arguments: list[str] | None = None) -> None:
     out = given.out or data_folder("models", given.name)
     recipe = pkgutil.resolve_name(f"recipes.{RECIPES[given.name]}")
     work = given.work or Path("checkpoints") / given.name
-    legs = {key: value for key in ("minutes", "start") if (value := getattr(given, key)) is not None}
-    if legs and not hasattr(recipe, "minutes"):
-        parser.error(f"{given.name} is not trained in legs, so it takes no --{' and no --'.join(legs)}")
-    recipe = dataclasses.replace(recipe, **legs) if legs else recipe
+    in_legs = hasattr(recipe, "minutes")
+    if given.minutes is not None:
+        if not in_legs:
+            parser.error(f"{given.name} is not trained in legs, so it takes no --minutes")
+        recipe = dataclasses.replace(recipe, minutes=given.minutes)
     if given.measure and not out.is_dir():
         parser.error(f"there is no model in {out}; give the one to measure with --out")
     try:
         if given.measure:
-            more = [work] if hasattr(recipe, "minutes") else []  # beside it are the outputs that such a recipe needs
+            more = [work] if in_legs else []  # beside it are the outputs that such a recipe needs
             print(json.dumps(recipe.measure(given.corpora, out, given.device, *more), indent=1))
         else:
             recipe.run(given.corpora, out, work, given.device)

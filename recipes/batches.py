@@ -100,7 +100,7 @@ def packed(
     bucket: Callable[[Any], Any],
     widths: Callable[[Any], tuple[int, ...]],
     rng: random.Random,
-    most: int = TOKENS_PER_BATCH,
+    most: int,
 ) -> list[list]:
     """Batches of at most about `most` padded tokens, in a random order.
 

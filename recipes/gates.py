@@ -325,5 +325,5 @@ def main(arguments: list[str]) -> None:
         for asked, (name, parameters) in wanted.items():
             found = train_gate(model, name, taken, how, out, {"texts": texts}, **parameters)
             print(f"{model.name} {asked}: balanced accuracy {found['balanced']}, area {found['area']}")
-    except InputError as error:
+    except (InputError, FileNotFoundError) as error:  # such as a part of the corpora
         parser.error(str(error))

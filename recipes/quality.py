@@ -43,7 +43,7 @@ def measure(corpora: Path, folder: Path, device: str, parts: Collection[str] = W
     }
 
 
-def translations(model: Model, corpora: Path, parts: Collection[str] = WHOLE) -> dict[str, dict]:
+def translations(model: Model, corpora: Path, parts: Collection[str]) -> dict[str, dict]:
     """Multi30k test2016 (all 1,000) and held-out Tatoeba (the first of it).
 
     Of models that translate beside something else, without the part translation, the first CAPTIONS of Multi30k alone.
@@ -64,8 +64,11 @@ def translated(model: Model, pairs: list[tuple[str, str]], source: str, target: 
     references: dict[str, list[str]] = {}
     for pair in pairs:
         references.setdefault(pair[at], []).append(pair[1 - at])
-    texts = list(references)[: most or None] if most else [pair[at] for pair in pairs]
-    wanted = [references[text] for text in texts] if most else [[pair[1 - at]] for pair in pairs]
+    if most:
+        texts = list(references)[:most]
+        wanted = [references[text] for text in texts]
+    else:
+        texts, wanted = [pair[at] for pair in pairs], [[pair[1 - at]] for pair in pairs]
     outputs = greedy_texts(model, [translation_prompt(text, source, target) for text in texts], LONGEST_TRANSLATION)
     return scores_of({"BLEU": bleu(outputs, wanted)}) | chrf(outputs, wanted) | {"items": len(texts)}
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
 from eelib.common.machine import cpu_slowdown
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, rollouts, save_draft
@@ -44,7 +45,7 @@ from recipes.own_outputs import (
     read_texts,
 )
 from recipes.texts import SEED
-from recipes.training import Loss, Optimizer, Schedule, products, save_adapters, train
+from recipes.training import Loss, Schedule, products, save_adapters, train
 
 START = "smollm2-135m-instruct"
 FEW = 60  # held-out outputs that are reported in the course of a training
@@ -96,13 +97,12 @@ class Training(Legs, ABC):
     """A training on the model's own outputs, of which a recipe says what is trained, with which loss, how good it is.
 
     tokens: padded ones of a batch. peak: the learning rate, which warms up and then stays, since the weights end as the
-    mean of the last steps. muon: whether Muon trains the matrices. save_every, watch_every: steps between two
-    checkpoints, and between two figures of the curve.
+    mean of the last steps. save_every, watch_every: steps between two checkpoints, and between two figures of the
+    curve.
     """
 
     tokens: int = 2048
     peak: float = 1e-2
-    muon: bool = True
     steps: int = 20_000
     save_every: int = 10
     watch_every: int = 200
@@ -130,7 +130,6 @@ class Training(Legs, ABC):
             loss_of,
             Schedule(self.steps, self.peak, warmup=20, decay=1),
             work,
-            optimizer=Optimizer(trained, muon=self.muon),
             save_every=self.save_every,
             averaged=True,
             until=until,
@@ -138,6 +137,8 @@ class Training(Legs, ABC):
             watch=lambda: self.watched(model, trained, held[:FEW]),
             watch_every=self.watch_every,
         )
+        if not leg["step"]:
+            raise InputError(f"{self.name}: {self.minutes:g} minutes were over before the first step")
         with torch.no_grad():  # the card is about the weights as they are written
             for weight in (each for each in trained.parameters() if each.requires_grad):
                 weight.copy_(weight.bfloat16())
@@ -175,7 +176,7 @@ class Training(Legs, ABC):
     def measure(self, corpora: Path, folder: Path, device: str, work: Path) -> dict:
         """The quality of what a folder has, on outputs to prompts that are held out, which are beside `work`."""
         del corpora
-        model = load_model(self.start, device=device)
+        model = load_model(self.start, dtype="float32", device=device)
         return self.quality(model, self.begin(model, work, folder)[0], self.held_out(work))
 
     @abstractmethod
@@ -364,6 +365,12 @@ class Draft(Training):
         kept = load_draft(model, out / DRAFT_FILE)
         kept.tokens = found.tokens  # the outputs may be more than when it was kept
         return kept, origin_of(out / DRAFT_FILE)["leg"]
+
+    def measure(self, corpora: Path, folder: Path, device: str, work: Path) -> dict:
+        """The quality of the block in a folder, with the head that it has there."""
+        del corpora
+        model = load_model(self.start, dtype="float32", device=device)
+        return self.quality(model, load_draft(model, folder / DRAFT_FILE), self.held_out(work))
 
     def write(self, model: Model, trained: DraftBlock, out: Path, leg: dict, quality: dict) -> tuple[str, str]:
         """The block in bfloat16, with how often its drafts are right where texts do not repeat themselves."""

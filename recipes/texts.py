@@ -9,7 +9,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,8 +124,8 @@ def shifts(corpora: Path) -> tuple[dict[str, list[dict]], dict[str, list[dict]]]
     return {context: rows for context, rows in found.items() if context not in held}, held
 
 
-def questions(corpora: Path, most_words: int, rng: random.Random) -> list[Example]:
-    """Passages of FairytaleQA and SQuADShifts of at most `most_words` words, each with its questions in random order.
+def questions(corpora: Path, rng: random.Random) -> list[Example]:
+    """Passages of FairytaleQA and SQuADShifts of at most PASSAGE_WORDS words, each with its questions in random order.
 
     The target is the first answer of FairytaleQA and the shortest of SQuADShifts, whose annotators mark spans.
     """
@@ -134,7 +134,7 @@ def questions(corpora: Path, most_words: int, rng: random.Random) -> list[Exampl
     found = []
     for known, answer_of in ((tales, lambda row: row["answers"][0]), (spans, lambda row: min(row["answers"], key=len))):
         for context, rows in known.items():
-            if len(context.split()) <= most_words:
+            if len(context.split()) <= PASSAGE_WORDS:
                 found.append(asked(context, [(row["question"], answer_of(row)) for row in rng.sample(rows, len(rows))]))
     return found
 
@@ -166,13 +166,13 @@ def first_words(text: str, most: int) -> str:
     return " ".join(text.split()[:most])
 
 
-def headlines(corpora: Path, most_words: int, rng: random.Random) -> list[Example]:
-    """Reuters articles, cut after `most_words` words, with their headlines in sentence case; half are spelled out."""
+def headlines(corpora: Path, rng: random.Random) -> list[Example]:
+    """Reuters articles, cut after ARTICLE_WORDS words, with their headlines in sentence case; half are spelled out."""
     rows = read_jsonl(corpora / "summarization/reuters21578.train.jsonl.gz")
     usual = usual_case(row["article"] for row in rows)
     found = []
     for row in rows:
-        article = first_words(row["article"], most_words)
+        article = first_words(row["article"], ARTICLE_WORDS)
         headline = sentence_case(row["highlights"], usual | usual_case([article]))
         if rng.random() < 0.5:
             article, headline = spelled_out(article), spelled_out(headline)
@@ -205,14 +205,14 @@ def written_plainly(line: str) -> str:
     return re.sub(r'" ([^"]*) "', r'"\1"', kept)
 
 
-def plain_text(corpora: Path, most_letters: int) -> list[Example]:
-    """Novels and articles in stretches of about `most_letters` letters, whole paragraphs each; all of it is target."""
+def plain_text(corpora: Path) -> list[Example]:
+    """Novels and articles in stretches of about STRETCH_LETTERS letters, whole paragraphs each; all of it is target."""
     found = []
     for lines in (novels(corpora)[0], [written_plainly(line) for line in articles(corpora, "train")]):
         stretch: list[str] = []
         for line in filter(None, lines):
             stretch.append(line)
-            if sum(map(len, stretch)) >= most_letters:
+            if sum(map(len, stretch)) >= STRETCH_LETTERS:
                 found.append(Example("", "\n".join(stretch)))
                 stretch = []
     return found
@@ -304,14 +304,9 @@ PARTS: dict[str, Callable[[Path, Path, int], list[Example]]] = {
     "translation": lambda corpora, _work, epoch: translations(corpora, epoch, BROAD),  # half captions, half Tatoeba
     "captions": lambda corpora, _work, epoch: translations(corpora, epoch, NARROW),  # three quarters captions
     "rooms": rooms,
-    "reading": lambda corpora, _work, epoch: questions(corpora, PASSAGE_WORDS, generator(epoch)),
-    "headlines": lambda corpora, _work, epoch: headlines(corpora, ARTICLE_WORDS, generator(epoch)),
-    "text": lambda corpora, _work, epoch: plain_text(corpora, STRETCH_LETTERS)[epoch % 3 :: 3],
+    "reading": lambda corpora, _work, epoch: questions(corpora, generator(epoch)),
+    "headlines": lambda corpora, _work, epoch: headlines(corpora, generator(epoch)),
+    "text": lambda corpora, _work, epoch: plain_text(corpora)[epoch % 3 :: 3],
     "orders": notes,
 }
 WHOLE = tuple(name for name in PARTS if name != "orders")  # those of a model that knows all of P's tasks
-
-
-def corpora_of(parts: Collection[str]) -> set[str]:
-    """The parts whose corpora are in these: captions have a quarter of the other translations, too."""
-    return {*parts, *(["translation"] if "captions" in parts else [])}

@@ -199,7 +199,9 @@ def train(
         if save:
             rows = [row for row in leg["curve"] if "loss" in row]
             write_atomically(work / "curve.json", json.dumps(rows).encode())
-            save_whole({**optimizer.state(), "mean": mean, "leg": leg}, checkpoint)
+            content = io.BytesIO()
+            torch.save({**optimizer.state(), "mean": mean, "leg": leg}, content)
+            write_atomically(checkpoint, content.getvalue())
     if averaged:
         optimizer.set(mean)
     network.eval()
@@ -216,13 +218,6 @@ def losses_of(recent: list[tuple[str, Tensor]], step: int) -> dict[str, Any]:
         raise FloatingPointError(f"loss is {mean} at step {step}; the last good checkpoint is kept")
     named = {name: round(torch.stack(parts[name]).mean().item(), 4) for name in sorted(parts) if name}
     return {"loss": round(mean, 4)} | ({"parts": named} if named else {})
-
-
-def save_whole(state: Any, path: Path) -> None:
-    """torch.save that leaves either the old file or the new one."""
-    content = io.BytesIO()
-    torch.save(state, content)
-    write_atomically(path, content.getvalue())
 
 
 def products(device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:

@@ -110,10 +110,10 @@ def read_through(found: Translators, states: Tensor) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def by_layer(model: Model, found: Translators, states: Tensor, at_once: int = 1024) -> list[float]:
+def by_layer(model: Model, found: Translators, states: Tensor) -> list[float]:
     """Mean KL from the last layer of layers 1..L-1, in nats, of states [n, L, hidden_size]."""
     total = torch.zeros(model.layers - 1)
-    for part in states.split(at_once):
+    for part in states.split(1024):
         wide = part.to(model.device).float()
         read = read_through(found, wide)
         losses = [imitation_loss(model.unembed, [one], wide[:, -1], [1.0]) for one in read]

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from eelib.exits.decoding.gate_runner import read_logits
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named
+from eelib.exits.gates.gate import NO_EXIT, Gate, LayerOutput, gate_named
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.trace_scores import Scores, score_layers
@@ -33,6 +33,15 @@ def between(scores, share=0.5):
 def by_sequence(made, column="token_id"):
     """A column of the tokens that `generate` made, a list for each sequence."""
     return made.tokens.groupby("sequence")[column].agg(list).tolist()
+
+
+class Deepening(Gate):
+    """Each token goes one layer deeper than the one before it."""
+
+    name, needs, default = "deepening", (), 0.0
+
+    def score(self, seen, memory):
+        return 3.0 - seen.positions
 
 
 def untrained(name, model):

@@ -293,10 +293,11 @@ def test_jobs_on_one_machine(tmp_path):
             job.kill()
 
 
-@pytest.mark.parametrize("count, known", [(0, "4,5"), (2, "4,5"), (1, ""), (3, "4,5")])
+@pytest.mark.parametrize("count, known", [(0, "4,5"), (2, "4,5"), (1, ""), (3, "4,5"), (-1, "4,5")])
 def test_what_the_job_sees(count, known, tmp_path):
     said, wrong = start(count, tmp_path, CUDA_VISIBLE_DEVICES=known).communicate(timeout=60)
-    if count == 3:
-        assert not said and wrong == "3 GPUs are asked for; there are 2 (4, 5)\n"
+    refused = {3: "3 GPUs are asked for; there are 2 (4, 5)", -1: "GPUs -1 is not allowed"}
+    if count in refused:
+        assert not said and wrong.startswith(refused[count]) and wrong.count("\n") == 1
     else:
         assert said == f"{known}\n"

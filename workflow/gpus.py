@@ -93,15 +93,15 @@ def wait_for(count: int, known: list[str], folder: Path, pause: float = 1.0) -> 
 def main() -> None:
     """Become the command, with GPUs of its own."""
     count, command = int(sys.argv[1]), sys.argv[2:]
-    check_whole("GPUs", count, 0)
-    if count and (known := gpus()):
-        try:
+    try:
+        check_whole("GPUs", count, 0)
+        if count and (known := gpus()):
             taken = wait_for(count, known, lock_folder())
-        except InputError as error:
-            sys.exit(str(error))
-        for descriptor in taken.values():
-            os.set_inheritable(descriptor, True)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
+            for descriptor in taken.values():
+                os.set_inheritable(descriptor, True)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
+    except InputError as error:
+        sys.exit(str(error))
     os.execvp(command[0], command)
 
 

@@ -160,7 +160,7 @@ def run_plain(network: Any, request: Request) -> dict:
         new = made.sequences[:, ids.shape[1] :]
         layers = [[*(h[:, -1] for h in step[:-1]), end[:, -1]] for step, end in zip(made.hidden_states, last)]
         states = torch.stack([torch.stack(step) for step in layers]).permute(2, 0, 1, 3)  # [batch, steps, L+1, width]
-        parts = readouts_of(network, states.flatten(0, 1), new.flatten())
+        parts = readouts_of(network, states.flatten(0, 1))
         found.append({name: value.unflatten(0, new.shape) for name, value in parts.items()})
         tokens.append(new)
     return {"tokens": torch.cat(tokens)} | {name: torch.cat([one[name] for one in found]) for name in ("top1", "gap")}
@@ -171,34 +171,36 @@ def read_plain(network: Any, request: Request) -> dict:
     found: dict[str, dict[int, Tensor]] = {"top1": {}, "gap": {}}
     for texts, ids in read_batches(request):
         with last_states(network) as last:
-            out = network(input_ids=ids, output_hidden_states=True, use_cache=False)
+            out = network.model(input_ids=ids, output_hidden_states=True, use_cache=False)
         states = torch.stack([*out.hidden_states[:-1], *last], dim=2)  # [texts, tokens, L+1, width]
         for row, text in enumerate(texts):
             own = slice(len(request["ids"][text]) - 1)
-            parts = readouts_of(network, states[row, own], out.logits[row, own].argmax(-1))
+            parts = readouts_of(network, states[row, own])
             for name, one in found.items():
                 one[text] = parts[name]
     return {name: of_texts(request, one) for name, one in found.items()}
 
 
-def readouts_of(network: Any, states: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """{readout: [tokens, L+1, ...]} of states [tokens, L+1, width], in chunks that fit into memory."""
+def readouts_of(network: Any, states: Tensor) -> dict[str, Tensor]:
+    """{readout: [tokens, L+1, ...]} of states [tokens, L+1, width], in chunks that fit into memory.
+
+    The head runs once for each state.
+    """
     head, found = torch.nn.Sequential(network.model.norm, network.lm_head), []
-    rows = max(1, LOGITS // network.config.vocab_size)
-    for part, ids in zip(states.split(rows), chosen.split(rows)):
-        last = part[:, -1]
+    for part in states.split(max(1, LOGITS // network.config.vocab_size)):
+        *inner, last = part.unbind(1)
         target = head(last).log_softmax(-1)
-        layers = [readouts(head(state), ids, target, state, last) for state in part.unbind(1)]
+        layers = [readouts(head(state).log_softmax(-1), target, state, last) for state in inner]
+        layers.append(readouts(target, target, last, last))
         found.append({name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]})
     return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
 
-def readouts(logits: Tensor, chosen: Tensor, target: Tensor, state: Tensor, last: Tensor) -> dict[str, Tensor]:
-    """What a trace keeps of a state, written out plainly; `target` are log-probabilities of the last layer."""
-    logs = logits.log_softmax(-1)
+def readouts(logs: Tensor, target: Tensor, state: Tensor, last: Tensor) -> dict[str, Tensor]:
+    """What a trace keeps of a state, written out plainly; `logs` and `target`: log-probabilities, the last layer's."""
     probabilities, goal = logs.exp(), target.exp()
     top, ids = logs.topk(10)
-    own = logs.gather(1, chosen[:, None])
+    own = logs.gather(1, target.argmax(-1, keepdim=True))
     middle = ((probabilities + goal) / 2).log()
     divergence = (probabilities * (logs - middle)).sum(-1) / 2 + (goal * (target - middle)).sum(-1) / 2
     return {

@@ -306,16 +306,17 @@ def forecast(
     if task is None:
         task = load_task(TASK, limit=max(PROMPTS, batch_size))
     some = (task if isinstance(task, Task) else Task.from_prompts(task)).take(max(PROMPTS, batch_size))
+    about = f"{model.name} on {some.name}"
+    if draft is not None:
+        exits = (gate, exit_layers, kv_policy)  # all None, or it refuses them
+        drafting = generate(model, some, *exits, draft_length, batch_size, max_new_tokens, policy, draft=draft)
+        return DraftForecast(about, batch_size, prompt_seconds(model, some, batch_size) * len(some), drafting)
     if policy is not None:
-        gate, kv_policy = by_policy(model, task, policy, max_new_tokens, gate, exit_layers, kv_policy)
+        gate, kv_policy = by_policy(model, some, policy, max_new_tokens, gate, exit_layers, kv_policy)
         if gate is None:
             raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
     # refuses what it would refuse; a threshold that is fitted while decoding stays as it was
-    generate(model, some.take(1), deepcopy(gate), exit_layers, kv_policy, draft_length, 1, 1, draft=draft)
-    if draft is not None:
-        drafting = generate(model, some, None, None, None, draft_length, batch_size, max_new_tokens, draft=draft)
-        prompts = prompt_seconds(model, some, batch_size) * len(some)
-        return DraftForecast(f"{model.name} on {some.name}", batch_size, prompts, drafting)
+    generate(model, some.take(1), deepcopy(gate), exit_layers, kv_policy, draft_length, 1, max_new_tokens)
     rule = rule_of(model, gate, exit_layers, kv_policy)
     if rule is None:
         raise InputError("a forecast needs a gate, or exit_layers=(layer,) at which every token exits")
@@ -327,5 +328,4 @@ def forecast(
         plans = list(planned(rule, made).values())
     length, kv_policy = DRAFT_LENGTH if draft_length is None else draft_length, kv_policy_named(kv_policy, rule).name
     costs, prompt = pass_costs(model, batch_size), prompt_seconds(model, some, batch_size)
-    about = f"{model.name} on {some.name}"
     return Forecast(costs, plans, rule, kv_policy, batch_size, length, prompt, about, model.vocab_size)

@@ -65,12 +65,18 @@ class DraftBlock(nn.Module):
     """A draft block of a model: of the kind "block" after layer `layer`, or of the kind "features", with `layer` L.
 
     `tokens`: int64 [n], the ids that it can draft. `accepted`: for its first, second ... draft in a row, the share that
-    is right if those before it are, on texts that its training held out; empty if not known. CheckpointError for a
-    model whose blocks do not take rotary embeddings that all layers share.
+    is right if those before it are, on texts that its training held out; empty if not known. CheckpointError for
+    another kind or layer, and for a model whose blocks do not take rotary embeddings that all layers share.
     """
 
     def __init__(self, model: "Model", kind: str, layer: int, tokens: Tensor):
         super().__init__()
+        layers = {"block": range(1, model.layers), "features": [model.layers]}
+        if layer not in layers.get(kind, ()):
+            raise CheckpointError(
+                f"draft block {kind!r} of layer {layer!r} is not allowed; {model.name} can have 'block' of layers 1 to "
+                f"{model.layers - 1}, or 'features' of layer {model.layers}"
+            )
         self.accepted: tuple[float, ...] = ()
         self.kind, self.layer, self.layers = kind, layer, model.layers
         with in_turn(model.blocks):

@@ -64,7 +64,10 @@ def main() -> None:
         wait_for_lock(FOLDER)
     except KeyboardInterrupt:
         sys.exit(130)
-    os.execvp(given[0], given)
+    try:
+        os.execvp(given[0], given)
+    except FileNotFoundError:
+        sys.exit(f"{given[0]} is not found: activate the environment, or run make book")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class StudyFile:
     notebooks: dict[str, dict[str, Any]]
     shared: dict[str, Any]
     threads: int  # of a job of a model that names none
-    first: tuple[str, ...] = ()  # notebooks that are started before the others
+    first: tuple[str, ...]  # notebooks that are started before the others
 
     @classmethod
     def load(cls, path: str | Path) -> "StudyFile":

@@ -25,6 +25,7 @@ from eestudy.claims import (
     amended,
     claims,
     judging,
+    source,
     wanted,
 )
 from eestudy.markup.downloads import as_csv, download_links
@@ -103,12 +104,10 @@ def tally(model: str, judged: list[Judged]) -> str:
 def tiles(judged: list[Judged]) -> str:
     """The tally as HTML: a number, an icon and a word for each verdict."""
     count = Counter(row["verdict"] for _, row in judged)
-    words = COUNTED | {NOT_RUN: NOT_RUN}
     parts = (
         f'<li class="ee-{LOOKS[verdict][1]}"><b>{count[verdict]}</b> '
-        f'<span><span aria-hidden="true">{LOOKS[verdict][0]}</span> {words[verdict]}</span></li>'
-        for verdict in words
-        if count[verdict] or verdict in JUDGED
+        f'<span><span aria-hidden="true">{LOOKS[verdict][0]}</span> {COUNTED[verdict]}</span></li>'
+        for verdict in JUDGED
     )
     return f'<ul class="ee-tally">{"".join(parts)}</ul>\n'
 
@@ -167,11 +166,6 @@ def weighed(claim: Claim, row: dict[str, Any]) -> str:
     return f"{weight(row)}. {claim.weight_why}".removesuffix(" ").removesuffix(".") if weight(row) else ""
 
 
-def source(claim: Claim) -> str:
-    """The source of a claim, in words."""
-    return f"this study, after {claim.reference}" if claim.ours else claim.reference
-
-
 # ---- the scoreboard
 
 
@@ -186,12 +180,12 @@ def scoreboard(study: StudyFile, results: Written) -> str:
         here, corrected = place(study, model).partition("#")[2], after_holm(judged)
         pieces += [f"## {text(model)}\n", raw(tiles(first)), tally(model, judged)]
         if first:
-            pieces.append(raw(judged_table(model, first, corrected, results, here)))
+            pieces.append(raw(judged_table(model, first, corrected, here, "Informative verdicts")))
         if second:
             folded += [f"### Verdicts that weigh less, {text(model)}\n"]
-            folded.append(raw(judged_table(model, second, corrected, results, here, "Verdicts that weigh less")))
+            folded.append(raw(judged_table(model, second, corrected, here, "Verdicts that weigh less")))
         if others:
-            folded += [f"### Not judged on {text(model)}\n", raw(others_table(model, others, results, here))]
+            folded += [f"### Not judged on {text(model)}\n", raw(others_table(model, others, here))]
     return "\n".join([*pieces, changes(), "## Details\n", *folded, amendments()])
 
 
@@ -215,14 +209,7 @@ def counted_changes() -> str:
     )
 
 
-def judged_table(
-    model: str,
-    judged: list[Judged],
-    corrected: dict[str, float],
-    results: Written,
-    here: str,
-    title: str = "Informative verdicts",
-) -> str:
+def judged_table(model: str, judged: list[Judged], corrected: dict[str, float], here: str, title: str) -> str:
     """The claims with a verdict, as an HTML table, which a narrow screen shows as cards."""
     headings = ("Verdict", "Measured (95% interval)", "p", "Sequences")
     rows, taken = [], []
@@ -231,7 +218,7 @@ def judged_table(
         measured = Interval(row["estimate"], row["low"], row["high"], row["sequences"])
         rows.append(
             [
-                verdict_cell(model, claim, row, results)
+                verdict_cell(model, claim, row)
                 + small(weighed(claim, row))
                 + small("Does not stand after Holm’s correction." if taken_back(claim, row, corrected) else ""),
                 f"{escape(str(measured))}{small(f'claimed: {wanted(claim)}')}",
@@ -248,12 +235,12 @@ def judged_table(
     return board(f"{title} on {model}.", headings, judged, rows, taken, here)
 
 
-def others_table(model: str, others: list[Judged], results: Written, here: str) -> str:
+def others_table(model: str, others: list[Judged], here: str) -> str:
     """The claims without a verdict, as HTML, with the reason."""
     rows, taken = [], []
     for claim, row in others:
         why = row.get("reason") or NO_RUN
-        rows.append([verdict_cell(model, claim, row, results), escape(why)])
+        rows.append([verdict_cell(model, claim, row), escape(why)])
         taken.append(on_record(claim, row) | {"why": why})
     return board(f"Claims on which {model} says nothing.", ("Verdict", "Why"), others, rows, taken, here)
 
@@ -288,13 +275,13 @@ def board(
     )
 
 
-def verdict_cell(model: str, claim: Claim, row: dict[str, Any], results: Written) -> str:
+def verdict_cell(model: str, claim: Claim, row: dict[str, Any]) -> str:
     """A verdict as a chip that links to its page, with its models and its note."""
-    ran = (model, claim.notebook) in results and row["verdict"] != NOT_RUN
-    shown = chip(row["verdict"], link=f"results/{model}/{claim.notebook}.html" if ran else "")
-    on = f" on {row['models']}" if row.get("models") else ""
+    page = f"results/{model}/{claim.notebook}.html"
+    shown = chip(row["verdict"], link="" if row["verdict"] == NOT_RUN else page)
+    on = f"on {row['models']}" if row.get("models") else ""
     note = row.get("note") if row["verdict"] != UNTESTABLE else ""
-    return shown + small(": ".join(filter(None, [on.strip(), note])))
+    return shown + small(": ".join(filter(None, [on, note])))
 
 
 def small(words: str | None) -> str:

@@ -82,7 +82,6 @@ def dots(
     series: str = "",
     col: str = "",
     xlabel: str = "",
-    colours: Mapping[str, str] | None = None,
     share: bool = False,
     zero: bool = False,
     xlim: Ends | None = None,
@@ -93,7 +92,7 @@ def dots(
     """
     rows_of, names = list(frame[y].unique()), (list(frame[series].unique()) if series else [""])
     panels = panels_of(frame, col, 1.1 + 0.3 * len(rows_of) * max(1.0, 0.6 * len(names)))
-    looks, step = looks_of(names, colours or {}, ()), 0.7 / max(len(names), 1)
+    looks, step = looks_of(names, {}, ()), 0.7 / max(len(names), 1)
     for axis, rows in panels:
         for number, name in enumerate(names):
             chosen = rows[rows[series] == name] if series else rows
@@ -156,9 +155,10 @@ Panels = list[tuple[plt.Axes, pd.DataFrame]]  # the axis of each picture, and wh
 
 def panels_of(frame: pd.DataFrame, col: str, height: float) -> Panels:
     """An axis in a picture of its own for each value of `col`, so that panels stack where there is little room."""
-    found = [(str(name), frame[frame[col] == name]) for name in frame[col].unique()] if col else [("", frame)]
-    size, made = (WIDTH / min(max(len(found), 1), 2), height), []
-    for title, rows in found or [("", frame)]:
+    names = frame[col].unique() if col else []
+    found = [(str(name), frame[frame[col] == name]) for name in names] or [("", frame)]
+    size, made = (WIDTH / min(len(found), 2), height), []
+    for title, rows in found:
         axis = plt.subplots(figsize=size, layout="constrained")[1]
         axis.set_title(title)
         axis.grid(color=GREY)

@@ -136,17 +136,13 @@ def without_constants(shown: pd.DataFrame, caption: str) -> tuple[pd.DataFrame, 
 
 def spread(frame: pd.DataFrame) -> pd.DataFrame:
     """A frame with three columns for each of Intervals: the estimate, and its bounds as NAME (low) and NAME (high)."""
-    columns = {}
+    columns, holding = {}, intervals(frame)
     for column in frame:
-        if column not in intervals(frame):
-            columns[column] = frame[column]
-            continue
-        for number, end in enumerate(("", " (low)", " (high)")):
-            of_others = (None if number else value for value in frame[column])  # what is no Interval has no bounds
-            columns[f"{column}{end}"] = [
-                value[number] if isinstance(value, Interval) else other
-                for value, other in zip(frame[column], of_others)
-            ]
+        columns[column] = frame[column]
+        if column in holding:  # what is no Interval there has no bounds
+            found = [value if isinstance(value, Interval) else (value, None, None) for value in frame[column]]
+            for number, end in enumerate(("", " (low)", " (high)")):
+                columns[f"{column}{end}"] = [one[number] for one in found]
     return pd.DataFrame(columns)
 
 

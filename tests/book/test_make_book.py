@@ -212,6 +212,14 @@ def test_without_a_lock_the_command_runs(tmp_path):
     assert done.returncode == 0 and done.stdout == "ran --dry-run results\n" and "No lock could be taken" in done.stderr
 
 
+def test_outside_its_environment_the_command_says_so_in_one_line(tmp_path):
+    started = in_place_of_snakemake(tmp_path, "")
+    started["env"] |= {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(CALL, **started, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == "snakemake is not found: activate the environment, or run make book\n"
+
+
 def test_a_profile_without_its_executor_is_refused(monkeypatch, one_line):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     one_line(InputError, "pip install", lambda: book.command("study.yml", "all", "workflow/profiles/slurm", []))

@@ -34,6 +34,7 @@ from checks import (
     trace_speed,
 )
 from checks.architectures import check, passes
+from checks.peers.run import load_network, read_plain
 from checks.tiny_texts import PROMPTS
 from eelib.exits.calibration import Choice
 from eelib.models.head import Head
@@ -125,6 +126,17 @@ def test_what_is_wrong_with_an_architecture_fails(verdict, place, planted, words
     assert missed(architectures.goals([row])) and "1 of 1" in architectures.goals([row])[0]["measured"]
 
 
+def test_decoding_that_goes_on_after_an_end_token_fails(model_of, eos, monkeypatch):
+    model = model_of("llama")
+    prompts = model.encode(PROMPTS)
+    whole = architectures.greedy_decode(model, prompts, architectures.STEPS)
+    eos(model, {whole[0][2]})
+    assert architectures.decoding(model, model.network, prompts) == "pass"
+    monkeypatch.setattr(architectures, "greedy_decode", lambda *_: whole)
+    with pytest.raises(architectures.Differs, match="row 0 gives"):
+        architectures.decoding(model, model.network, prompts)
+
+
 @pytest.mark.parametrize("planted", [lambda *_: time.sleep(9), lambda *_: os.kill(os.getpid(), signal.SIGKILL)])
 def test_a_check_that_takes_too_long_or_dies_has_failed(planted, monkeypatch):
     monkeypatch.setattr(architectures, "LIMIT", 0.5)
@@ -175,8 +187,10 @@ def test_killed_workers_end_with_the_same_bytes_and_a_changed_byte_is_seen(model
     assert store.kill_round(maker, tmp_path, altered, 0.4, 1, 1)["identical"] == 0
 
 
-def test_very_many_prompts_are_shared_out_and_go_on_after_a_kill(tmp_path):
-    _, found = run("store", "many_prompts", "--prompts", "640", "--workers", "2", "--output", str(tmp_path / "a.json"))
+def test_very_many_prompts_are_shared_out_and_go_on_after_a_kill(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "PROMPTS", 640)
+    monkeypatch.setattr(store, "PROCESSES", 2)
+    _, found = run("store", "many_prompts", "--output", str(tmp_path / "a.json"))
     assert found["shards_made"] == found["shards"] == 10 and found["goals"] == store.prompt_goals(found)
     assert not missed(found["goals"])
 
@@ -295,10 +309,21 @@ def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_c
     assert trace_speed.compared(outputs, "tuned-lens")["top1_differences"] == 0
 
 
+@torch.no_grad()
+def test_the_plain_way_runs_the_head_once_for_each_state(folder_of):
+    network, rows = load_network(folder_of("llama")), []
+    network.lm_head.register_forward_hook(lambda _head, given, _out: rows.append(given[0].shape[:-1].numel()))
+    found = read_plain(network, {"ids": [[5, 6, 7, 8], [9, 10, 11]]})
+    assert sum(rows) == found["top1"].numel() == (3 + 2) * (network.config.num_hidden_layers + 1)
+
+
 @pytest.mark.slow
-def test_the_benchmark_of_traces_runs(tmp_path):
-    _, found = run("trace_speed", "--quick", "--threads", "1", "--output", str(tmp_path / "a.json"))
-    assert {row["way"] for row in found["rows"]} == {*trace_speed.WAYS[:-1], "floor"}
+def test_the_benchmark_of_traces_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_speed, "CELLS", {"pocket-llama": {4: (6, 3)}})
+    monkeypatch.setattr(trace_speed, "GIVEN", {"pocket-llama": 50})
+    monkeypatch.setattr(trace_speed, "WAYS", trace_speed.WAYS[:-1])  # tuned-lens has an environment of its own
+    _, found = run("trace_speed", "--threads", "1", "--output", str(tmp_path / "a.json"))
+    assert {row["way"] for row in found["rows"]} == {*trace_speed.WAYS, "floor"}
     assert {row["way"] for row in found["rows"] if not row["batch"]} == {"trace", "plain"}
     assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"])
 
@@ -326,7 +351,8 @@ def test_without_a_gpu_the_kernel_s_check_writes_nothing(tmp_path, monkeypatch):
     assert "no GPU" in status and found is None
 
 
-def test_products_are_timed(folder_of, tmp_path):
-    asked = ["--threads", "1", "--repeats", "1", "--new-tokens", "2"]
-    _, found = run("products", str(folder_of("llama")), *asked, "--output", str(tmp_path / "a.json"))
+def test_products_are_timed(folder_of, tmp_path, monkeypatch):
+    for name, value in (("THREADS", (1,)), ("REPEATS", 1), ("NEW_TOKENS", 2)):
+        monkeypatch.setattr(products, name, value)
+    _, found = run("products", str(folder_of("llama")), "--output", str(tmp_path / "a.json"))
     assert len(found["goals"]) == len(products.LEAST) and found["rows"][0]["seconds"].keys() > {"ours", "bfloat16"}

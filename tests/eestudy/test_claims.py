@@ -130,6 +130,7 @@ JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|
     ("P-S1", HELD, {"premise": "no gate gains"}, papers.NOT_APPLICABLE, "no gate gains|"),
     ("P-S1", HELD, {"earlier": REST}, papers.HOLDS, f"|earlier wording: undecided, {REST}|informative"),
     ("P-S1", HELD, {"earlier": NOTHING}, papers.HOLDS, "|earlier wording: no verdict|"),
+    ("P-S1", HELD, {"earlier": HELD._replace(groups=5)}, papers.HOLDS, "|earlier wording: no verdict|"),
     ("P-S1", NOTHING, {"earlier": REST}, papers.UNTESTABLE, f"judged|earlier wording: undecided, {REST}|"),
     ("P-S1", HELD._replace(groups=5), {"earlier": REST}, papers.UNTESTABLE, f"|earlier wording: undecided, {REST}|"),
     ("P-S1", span(0.55, 0.65, tasks=2), {}, papers.HOLDS, "||few tasks"),

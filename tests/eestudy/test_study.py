@@ -173,6 +173,15 @@ def test_studies_on_other_tasks_take_neither_the_example_nor_the_wording_of_the_
     assert [(one.parameters.example_sequence, one.parameters.wording) for one in studies] == [(-1, "auto")] * 4
 
 
+def test_in_jupyterlab_too_a_study_made_from_another_s_parameters_has_its_folders(parameters, tmp_path, monkeypatch):
+    (tmp_path / "project/notebooks").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project/notebooks")
+    study = Study(parameters(runs_folder="runs", results_folder="results"))
+    Results("saturation", Study(study.parameters), [], {}).save()
+    assert sorted(path.name for path in (tmp_path / "project").iterdir()) == ["notebooks", "results", "runs"]
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_masked_model_counts_only_where_it_gives_back_its_texts(parameters, folder_of, tmp_path):
     texts = [f"The dogs of house {number} see the street." for number in range(30)]
     (tmp_path / "plain.txt").write_text("\n\n".join(texts))

@@ -130,6 +130,8 @@ def test_contractions_and_hyphenated_words_are_told_apart():
     trace = make_trace(["I", "'", "m", " gar", "den", "ing", "-", " x"], ["we", "ll", "-", "known", " '", "a"])
     expected = [*["contraction"] * 3, *["plain"] * 6, *["hyphenated"] * 4, *["plain"] * 3]
     assert w.joined(w.words_of(trace), trace).tolist() == expected
+    outside = make_trace(["dog", "s'", " wel", "l-", " known"], [" 'a", " b"])  # signs that are in no word
+    assert set(w.joined(w.words_of(outside), outside)) == {"plain"}
     both = make_trace(["rock", "-", "n", "'", "roll", " a"])
     assert w.joined(w.words_of(both), both).tolist() == [*["contraction"] * 5, "plain", "plain"]
 

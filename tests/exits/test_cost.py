@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from exits_made import policy_of
+from exits_made import Deepening, policy_of
 
 import eelib
 from checks.tiny_texts import PROMPTS
@@ -212,6 +212,7 @@ def test_a_policy_in_place_of_a_gate(model_of, one_line):
         ("gpt2", {"max_new_tokens": 0}, "max_new_tokens 0 is not allowed"),
         ("gpt2", {"gate": None, "kv_policy": "full"}, "needs a gate, or exit_layers"),
         ("gpt2", {"gate": "oracle", "kv_policy": "full"}, "the oracle runs all blocks"),
+        ("gpt2", {"gate": Deepening(), "kv_policy": "schedule"}, "token 3 would go deeper"),
         ("gpt2", {"policy": "none.json"}, "give it alone"),
         ("bert", {}, "needs a causal or encoder-decoder model"),
     ],

@@ -131,6 +131,7 @@ def test_one_command_trains_gates_for_any_model(family, folder_of, model_of, own
         (["--gates", "classifier-deep"], "classifier has no parameter 'deep'"),
         (["--tokens", "0"], "must be positive"),
         (["--corpora", "nowhere"], "nowhere is not a folder"),
+        (["--tasks", "text", "--corpora", "{empty}"], "No such file"),
         (["--rate", "nan"], "must be positive"),
         (["--model", "/nowhere"], "does not exist"),
         (["--model", "{bert_labels}"], "writes no tokens"),

@@ -12,9 +12,10 @@ import transformers as hf
 from peft import PeftModel
 
 import eelib
+from eelib.common.errors import InputError
 from eelib.models.lens_adapters import DRAFT_FILE, load_draft
 from eelib.tracing.decode import greedy_decode
-from recipes import own_outputs
+from recipes import own_outputs, smollm2
 from recipes.own_outputs import Prompts, batches, file_of, outputs_of, read_texts
 from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
 
@@ -79,10 +80,12 @@ def test_own_texts_go_on_from_a_place_and_new_outputs_come_before_the_next_epoch
 
 
 @pytest.mark.parametrize("recipe", [BLOCK, FEATURES], ids=lambda recipe: recipe.kind)
-def test_a_draft_block_learns_and_is_read(recipe, own, start, tmp_path):
+def test_a_draft_block_learns_and_is_read(recipe, own, start, tmp_path, monkeypatch):
     model, work = own
     recipe = replace(recipe, start=str(start), layer=1, head=40, tokens=400, peak=3e-3, steps=12, watch_every=10)
     out = tmp_path / "drafts"
+    with pytest.raises(InputError, match="were over before the first step"):
+        replace(recipe, minutes=0).run(tmp_path, out, work / recipe.name, "cpu")
     first = recipe.run(tmp_path, out, work / recipe.name, "cpu")
     leg = replace(recipe, steps=60).run(tmp_path, out, work / recipe.name, "cpu")
     losses = [row["loss"] for row in leg["curve"] if "loss" in row]
@@ -90,6 +93,7 @@ def test_a_draft_block_learns_and_is_read(recipe, own, start, tmp_path):
     card = json.loads((out / "card.json").read_text())
     assert card["steps"] == 60 and card["quality"]["accepted by position"][0] > 0
     assert card["settings of the last leg"]["peak"] == 3e-3
+    monkeypatch.setattr(smollm2, "most_written", None)  # the head is the file's, whatever outputs there are now
     measured = recipe.measure(tmp_path, out, "cpu", work / recipe.name)
     assert card["quality"] == json.loads(json.dumps(measured))  # of what was written
     found = load_draft(model, out / DRAFT_FILE)

@@ -24,7 +24,7 @@ from eelib.tasks.classification import LABELS
 from eelib.tasks.structured import structured_prompt
 from eelib.tracing.decode import greedy_decode, states_of
 from recipes import card as cards
-from recipes import fine_tuning, minilm, pocket_bert, pocket_llama, pocket_t5, quality, tuned_lens
+from recipes import fine_tuning, minilm, pocket_bert, pocket_llama, pocket_t5, quality, smollm2, tuned_lens
 from recipes.__main__ import RECIPES, main
 from recipes.batches import Phase
 from recipes.card import hashes
@@ -56,14 +56,15 @@ def test_every_recipe_has_its_name_and_its_model():
     assert {folder.name for folder in data_folder("models").iterdir()} == {*SHIPPED}
 
 
-def test_bad_input_is_one_line(tmp_path, capsys):
-    """What a recipe lacks, in place of a traceback; and what is given reaches the recipe."""
+def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch):
+    """What a recipe lacks, in place of a traceback."""
+    monkeypatch.setattr(smollm2, "JOINT", replace(smollm2.JOINT, start="no-such-model"))
     folders = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
     for more, line in (
         (["pocket-t5"], "git archive 574ee76 data/models/pocket-t5 "),
         (["pocket-t5", "--minutes", "3"], "pocket-t5 is not trained in legs, so it takes no --minutes"),
         (["pocket-bert", "--measure"], "there is no model in"),
-        (["smollm2-135m-instruct-joint", "--minutes", "3", "--start", "no-such-model"], "model 'no-such-model' could"),
+        (["smollm2-135m-instruct-joint", "--minutes", "3"], "model 'no-such-model' could"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([*more, "--corpora", str(tmp_path), *folders])
@@ -281,6 +282,11 @@ def test_pocket_tagger(tmp_path, monkeypatch):
         tmp_path / "out"
     )
     assert card["dev_accuracy_by_epoch"][-1][1] > 0.8
+    monkeypatch.setattr(tagger, "gold_accuracy", lambda *_: 0.900004)  # of equal epochs the first is kept
+    for epochs in (1, 2):
+        monkeypatch.setattr(tagger, "EPOCHS", epochs)
+        assert tagger.run(tmp_path, tmp_path / "equal", tmp_path / str(epochs), "cpu")["best_epoch"] == 1
+    assert (tmp_path / "1/best.bin").read_bytes() == (tmp_path / "2/best.bin").read_bytes()
     for folder in (tmp_path / "out", data_folder("models", "pocket-tagger")):
         assert set(json.loads((folder / "vocab/strings.json").read_text(encoding="utf-8"))) <= set(nlp.vocab.strings)
 

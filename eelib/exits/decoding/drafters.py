@@ -84,15 +84,15 @@ class LayerDrafts(GateRunner, ModelDrafts):
     def __init__(self, model: Model, layer: int, block: DraftBlock | None = None):
         super().__init__(model, None)
         self.layer = self.shared = layer
-        self.layers, self.in_network = frozenset({layer}), True
+        self.layers = frozenset({layer})
         self.block, self.head = block, draft_head(model, block) if block else None
         if block:
-            self.block_runs, self.expected = 1, block.accepted
+            self.expected = block.accepted
             use_fast_products(block, like=model.network)
             use_fused_blocks(block)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
-        return costs.upto(rows, self.layer + self.block_runs, self.head.share if self.head else 1.0)
+        return costs.upto(rows, self.layer + bool(self.block), self.head.share if self.head else 1.0)
 
     def begin_prompts(self, prompts: list[list[int]]) -> None:
         if self.head:
@@ -126,10 +126,9 @@ class FeatureDrafts(ModelDrafts):
     """
 
     stores_kv = True
-    block: DraftBlock
 
     def __init__(self, model: Model, block: DraftBlock):
-        self.model, self.block, self.layer = model, block, model.layers
+        self.model, self.reader, self.layer = model, block, model.layers
         self.head, self.expected = draft_head(model, block), block.accepted
         use_fast_products(block, like=model.network)
         use_fused_blocks(block)
@@ -144,7 +143,7 @@ class FeatureDrafts(ModelDrafts):
     def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
         for (sequence, count), own in zip(running.items(), states):
             first, known = sequence.computed_tokens - count, self.features.get(sequence)
-            new = self.block.features(own[-count:])
+            new = self.reader.features(own[-count:])
             if known and known[0] < first:  # of tokens that have not been through the block
                 new = torch.cat([known[1][: first - known[0]], new])
                 first = known[0]
@@ -152,26 +151,16 @@ class FeatureDrafts(ModelDrafts):
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
         batch.align(group)
-        parts, following = [], []
-        for sequence in group:
-            first, features = self.features[sequence]
-            count = len(sequence.ids) - 1 - first
-            parts.append(features[:count])
-            following.append(sequence.ids[first + 1 :])
-        width, device = max(map(len, parts)), self.model.device
+        due = {sequence: len(sequence.ids) - 1 - self.features[sequence][0] for sequence in group}
+        width = max(due.values())
+        parts = [self.features[sequence][1][:count] for sequence, count in due.items()]
         features = torch.stack([nn.functional.pad(part, (0, 0, width - len(part), 0)) for part in parts])
-        tokens = torch.tensor([[0] * (width - len(own)) + own for own in following], device=device)
-        end = group[0].left_padding + len(group[0].ids) - 1
-        padding = torch.tensor([sequence.left_padding for sequence in group], device=device)
-        mask = (torch.arange(end, device=device) >= padding[:, None]).long()
-        counts = torch.tensor([len(part) for part in parts], device=device)
-        view = batch.cache.view
-        view.past, view.rows, view.valid = end - width, batch.rows(group), None
-        if int(counts.min()) < width:
-            view.valid = torch.arange(width, 0, -1, device=device) <= counts[:, None]
+        following = [[0] * (width - count) + sequence.ids[-count:] for sequence, count in due.items()]
+        tokens = torch.tensor(following, device=self.model.device)
+        mask = batch.set_view(due, group[0].left_padding + len(group[0].ids) - 1)
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
-        made = self.block.at(self.block.joined(features, tokens), places, visible(mask, width), batch.cache.cache)
-        made = self.block.features(made[:, -1:].to(features.dtype))  # the block's own is float32; LayerNorm takes one
+        made = self.reader.at(self.reader.joined(features, tokens), places, visible(mask, width), batch.cache.cache)
+        made = self.reader.features(made[:, -1:].to(features.dtype))  # the block's own is float32; LayerNorm takes one
         ids, chance = self.head.best(made[:, 0])
         for sequence, token, score, feature in zip(group, ids.tolist(), chance.tolist(), made):
             self.features[sequence] = len(sequence.ids) - 1, feature
@@ -278,16 +267,14 @@ def drafting_of(
         check_draft_length(model, length)
     if auto and not name:
         return GateRunner(model, None), None, ""
-    from_text = name == "prompt" or name.startswith("prompt+")
-    kind = name.removeprefix("prompt").removeprefix("+") if from_text else name
+    kind = name.removeprefix("prompt+")
+    from_text = name in ("prompt", f"prompt+{kind}")
     drafts: LayerDrafts | FeatureDrafts | Int8Drafts | None = None
-    if kind.startswith("layer:") and not from_text:
-        layer = kind.removeprefix("layer:")
-        if not layer.isdecimal() or not 1 <= int(layer) < model.layers:
-            raise InputError(
-                f"draft={draft!r} is not allowed; {model.name} has layers 1 to {model.layers - 1} to draft"
-            )
-        drafts = LayerDrafts(model, int(layer))
+    if name.startswith("layer:"):
+        layers = {f"layer:{layer}": layer for layer in range(1, model.layers)}
+        if name not in layers:
+            raise InputError(f"draft={name!r} is not allowed; {model.name} has layers 1 to {len(layers)} to draft")
+        drafts = LayerDrafts(model, layers[name])
     elif kind == "block":
         block = block or trained_block(model, kind)
         drafts = LayerDrafts(model, block.layer, block)

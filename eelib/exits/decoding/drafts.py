@@ -82,19 +82,16 @@ class ModelDrafts:
 
     Attributes:
         layer: the layer whose readout a draft is.
-        shared: blocks that a drafted token has run, and that verifying it does not run again.
-        block_runs: 1 where a draft is read through a trained block, which runs in each verifying pass, too; else 0.
+        shared: where a draft is an exit of the network's own blocks, the blocks that it has run, and that verifying it
+            does not run again; else 0.
         expected: the expected shares of first, second ... drafts in a row that are right; empty: not known.
-        in_network: whether a draft is an exit of the network's own blocks.
         stores_kv: whether drafts store keys and values in the batch's cache, in one more layer or over the model's.
-        block: the trained block that makes the drafts, if it is one.
+        block: the trained block after `layer` that runs in each pass, the verifying ones, too; None without one.
     """
 
     layer: int
     shared: int = 0
-    block_runs: int = 0
     expected: tuple[float, ...] = ()
-    in_network: bool = False
     stores_kv: bool = False
     block: DraftBlock | None = None
 
@@ -113,7 +110,7 @@ class ModelDrafts:
         """Take the last layer's states [rows, new, hidden_size] of a pass; `running`: its sequences' tokens."""
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
-        """Draft one more token of each sequence of a group; not called if drafts are `in_network`."""
+        """Draft one more token of each sequence of a group; not called where drafts are exits of the network."""
 
     def drop(self, sequence: DecodedSequence) -> None:
         """Forget a sequence that has ended."""
@@ -141,7 +138,7 @@ class Drafting:
         self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
         self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
         self.may_pay: dict[int, bool] = {}  # by the number of rows, whether right guesses save time
-        self.chances: dict[DecodedSequence, float] = {}  # that all of this round's drafts are right
+        self.chances: dict[DecodedSequence, float] = {}  # that all of the model's drafts in this round are right
 
     def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
         """Begin a batch. N-grams are looked up in prompts, too, also in those of an encoder-decoder.
@@ -208,7 +205,7 @@ class Drafting:
 
     def verifying(self, width: int, shared: int = 0) -> float:
         """Seconds of a pass that verifies `width` drafts of each sequence; drafted tokens have run `shared` blocks."""
-        block = self.drafts.block_runs if self.drafts else 0
+        block = bool(self.drafts and self.drafts.block)
         return self.costs.verifying(self.rows * (1 + width), self.rows, shared, block)
 
     def widen(self, width: int, shared: int = 0) -> None:
@@ -242,7 +239,7 @@ class Drafting:
         for sequence, (guessed, kinds, chances) in found.items():
             for token, kind, chance in zip(guessed[:width], kinds, chances):
                 if not sequence.draining:
-                    self.add(sequence, kind, chance / self.chances[sequence])
+                    self.kinds[sequence].append(kind)
                     draft = DecodedToken(token, FROM_TEXT, 0, 0, chance, drafted=True)
                     sequence.emit(draft, eos_ids, verified=False)
                     self.guessed.add(sequence)
@@ -256,11 +253,6 @@ class Drafting:
             self.may_pay[self.rows] = any(saved * width > cost for width, cost in enumerate(costs, 1))
         return self.may_pay[self.rows]
 
-    def add(self, sequence: DecodedSequence, kind: Kind, chance: float) -> None:
-        """Count a draft, which is right with this chance if those before it are."""
-        self.kinds[sequence].append(kind)
-        self.chances[sequence] *= chance
-
     def wanted(self, sequences: list[DecodedSequence]) -> list[DecodedSequence]:
         """The sequences for which the model makes one more draft: those without guesses, if that saves time."""
         if self.drafts is None:
@@ -272,7 +264,7 @@ class Drafting:
             if not self.made and len(some) == len(sequences):  # else the pass is paid for rows that draft nothing
                 self.end_model(self.drafts)
             some = []
-        if some and self.drafts:
+        if some:
             self.made += 1
             self.spent += self.drafts.seconds(self.costs, len(some))
             self.widen(self.made, self.drafts.shared)
@@ -297,9 +289,10 @@ class Drafting:
         """Count the model's new draft of each sequence; a draft's score is the probability that the model gave it."""
         assert self.drafts
         for sequence in sequences:
-            score = sequence.tokens[-1].score
+            score = max(0.0, sequence.tokens[-1].score)  # 0 where it is no number: float16 may overflow
             kind = ("model", int(4.999 * score))
-            self.add(sequence, kind, self.rates.of(kind, self.drafts.chance(score)))
+            self.kinds[sequence].append(kind)
+            self.chances[sequence] *= self.rates.of(kind, self.drafts.chance(score))
 
     def learn(self, sequence: DecodedSequence, drafts: list[DecodedToken], written: int) -> None:
         """Count which verified drafts of a sequence were right; `written`: tokens that the pass has given."""

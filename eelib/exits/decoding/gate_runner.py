@@ -102,6 +102,7 @@ class GateRunner:
         self.model, self.sequences = model, list[DecodedSequence]()
         self.rule = cast(ExitRule, rule)
         self.layers = frozenset(rule.asked(model.layers) if rule else ())
+        self.last: tuple[LayerOutput, GateState] | None = None  # the gate's view and its state when it was asked last
 
     @property
     def learns(self) -> bool:
@@ -110,7 +111,6 @@ class GateRunner:
 
     def begin_batch(self) -> None:
         """Begin a batch; a threshold that is learned is fitted again."""
-        self.last: tuple[LayerOutput, GateState] | None = None
         if self.learns:
             self.before = deepcopy(self.rule.threshold)
             cast(Estimated, self.rule.threshold).begin_sequence()
@@ -143,8 +143,8 @@ class GateRunner:
         """The gate's last score of each sequence that has not exited in this step."""
         return dict(zip(self.sequences, self.score.tolist())) if self.sequences else {}
 
-    def ask(self, layer: int, states: Tensor, read: Tensor) -> tuple[LayerOutput, list[bool]]:
-        """(the gate's view of the layer, whether each of the n tokens exits), from states [n, hidden_size].
+    def ask(self, layer: int, states: Tensor, read: Tensor) -> list[bool]:
+        """Whether each of the n tokens exits, from states [n, hidden_size].
 
         `read`: the states after a trained block; without one, the same states. The program waits for the device once,
         if a token might exit.
@@ -159,15 +159,15 @@ class GateRunner:
             exits = self.rule.exits(layer, score, self.positions).tolist()
         self.head_reads += (readout.read is not None) + head.read
         self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
-        return seen, exits
+        return exits
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
         """The decisions of those `sequences` whose newest token exits at `layer`; arguments as in `ask`."""
-        seen, exits = self.ask(layer, states, read)
+        exits = self.ask(layer, states, read)
         rows = [row for row, exited in enumerate(exits) if exited]
         if not rows:
             return {}
-        (tokens, head_reads), scores = self.tokens(seen, self.state, rows), self.score.tolist()
+        (tokens, head_reads), scores = self.tokens(rows), self.score.tolist()
         decisions = {
             self.sequences[row]: ExitDecision(layer, token, scores[row], head_reads, states[row].clone())
             for row, token in zip(rows, tokens)
@@ -180,10 +180,10 @@ class GateRunner:
         self.state = select_rows(self.state, index)
         return decisions
 
-    def tokens(self, seen: LayerOutput, state: GateState, rows: list[int]) -> tuple[list[int], int]:
-        """(ids of the tokens that the exiting `rows` of the n sequences emit; reads of the head so far for each).
-        `seen` and `state`: the gate's view and its state after `ask`.
-        """
+    def tokens(self, rows: list[int]) -> tuple[list[int], int]:
+        """(ids of the tokens that some rows of the last `ask` emit if they exit; reads of the head so far for each)."""
+        assert self.last
+        seen, state = self.last
         own = cast(LazyReadout, seen.readout)
         unread = own.read is None
         if type(self.rule.gate).token is not Gate.token:
@@ -204,7 +204,7 @@ class GateRunner:
         Here exits do not change; a threshold that is learned gets the sequences that did not exit.
         """
         if self.learns and self.last and self.sequences:
-            tokens, _ = self.tokens(*self.last, self.rows)
+            tokens, _ = self.tokens(self.rows)
             agreed = [token == answers[sequence] for sequence, token in zip(self.sequences, tokens)]
             cast(Estimated, self.rule.threshold).learn(self.score.tolist(), agreed)
         return exits
@@ -239,8 +239,8 @@ class OracleGate(GateRunner):
 
     def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
         """Store the layer's top-1; nothing exits yet."""
-        seen, _ = self.ask(layer, states, read)
-        tokens, self.head_reads = self.tokens(seen, self.state, self.rows)
+        self.ask(layer, states, read)
+        tokens, self.head_reads = self.tokens(self.rows)
         self.answers.append((layer, tokens, states))
         return {}
 

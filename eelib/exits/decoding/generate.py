@@ -127,15 +127,14 @@ def generate(
     check_whole("batch_size", batch_size, 1)
     if batch_split is not None:
         check_whole("batch_split", batch_split, 0)
-    prompts, started, name = encoded(model, task), time.perf_counter(), ""
-    drafting, length = None, 0
+    prompts, started = encoded(model, task), time.perf_counter()
+    drafting, name, length = None, "", 0
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
-        kv = KV_POLICIES["verified"]
-        self_test(model, kv)
+        self_test(model, KV_POLICIES["verified"])
         runner, drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)))
-        kv = kv if drafting else KV_POLICIES["full"]
+        kv = KV_POLICIES["verified" if drafting else "full"]
     else:
         if policy is not None:
             gate, kv_policy = by_policy(model, task, policy, max_new_tokens, gate, exit_layers, kv_policy)
@@ -151,17 +150,15 @@ def generate(
     for chosen in batches(model, prompts, batch_size):
         parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
         sequences += [sequence for part in parts for sequence in part]
-    made = output_of_sequences(model, sequences, time.perf_counter() - started, kv.name)
-    made.draft = name
+    seconds = time.perf_counter() - started
+    made = GenerateOutput(*tables_of(model, sequences), seconds, kv.name, name, decoder.drafts.ended)
     if drafting:
         made.ended, made.expected = drafting.ended, (drafting.plain_seconds, drafting.seconds)
     return made
 
 
-def output_of_sequences(
-    model: Model, sequences: list[DecodedSequence], seconds: float, kv_policy: str
-) -> GenerateOutput:
-    """The tables of decoded sequences, which have the numbers of their prompts."""
+def tables_of(model: Model, sequences: list[DecodedSequence]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(tokens, sequences) as in `GenerateOutput`, of sequences that have the numbers of their prompts."""
     token_rows, sequence_rows = [], []
     for sequence in sorted(sequences, key=lambda sequence: sequence.index):
         ids = [token.token_id for token in sequence.tokens]
@@ -181,7 +178,7 @@ def output_of_sequences(
                 "accepted": sequence.accepted,
             }
         )
-    return GenerateOutput(pd.DataFrame(token_rows), pd.DataFrame(sequence_rows), seconds, kv_policy)
+    return pd.DataFrame(token_rows), pd.DataFrame(sequence_rows)
 
 
 def check_writes(model: object) -> None:

@@ -34,28 +34,26 @@ Counts = dict[DecodedSequence, int]  # sequences that run in one call, with how 
 class DraftRecord:
     """The drafts so far: how many, how many were accepted, and their cost in passes of one token.
 
-    `enough`: the number of drafts after which it is judged whether drafts save time.
+    `enough`: the number of drafts after which it is judged whether drafts save time. `ended`: why drafting ended.
     """
 
     enough: float
     drafted: int = 0
     accepted: int = 0
     cost: float = 0.0
+    ended: str = ""
 
     def add(self, drafted: int, accepted: int, cost: float) -> None:
-        """Count the drafts of one verifying pass. Prints one line, once, where drafting costs more than it saves."""
-        paid = self.pay
+        """Count the drafts of one verifying pass. Drafting ends, with one printed line, where it costs more than it
+        saves: an accepted draft saves at most a pass, and each draft costs its layers.
+        """
         self.drafted, self.accepted, self.cost = self.drafted + drafted, self.accepted + accepted, self.cost + cost
-        if paid and not self.pay:
-            print(
+        if not self.ended and self.drafted >= self.enough and self.accepted <= self.cost:
+            self.ended = (
                 f"{self.accepted} of {self.drafted} drafts were accepted, and a draft costs "
                 f"{self.cost / self.drafted:.2f} of a pass: drafting costs more than it saves, so it ends here"
             )
-
-    @property
-    def pay(self) -> bool:
-        """Whether drafting may save time: an accepted draft saves at most a pass, and each draft costs its layers."""
-        return self.drafted < self.enough or self.accepted > self.cost
+            print(self.ended)
 
 
 class Decoder:
@@ -84,8 +82,7 @@ class Decoder:
         self.model, self.kv, self.gate = model, kv, gate
         self.draft_length, self.batch_split = draft_length, batch_split
         self.eos_ids, self.tie = model.eos_ids, tie_of(model)
-        drafts = drafting.drafts if drafting else None
-        self.block = drafts.block if drafts and drafts.in_network else None  # runs in each pass, after its layer
+        self.block = drafting.drafts.block if drafting and drafting.drafts else None
         self.drafts = DraftRecord(math.inf if always_draft else ENOUGH_DRAFTS)
         self.batch: Batch
         self.blocks: BlockRunner
@@ -136,14 +133,15 @@ class Decoder:
         """Draft tokens of all sequences of the batch, to be verified by one pass."""
         drafting.start(self.batch.sequences)
         drafting.guess(self.batch.sequences, self.eos_ids)
-        while some := drafting.wanted(self.batch.sequences):
+        drafts = drafting.drafts
+        while drafts and (some := drafting.wanted(self.batch.sequences)):
             for group in self.batch.groups(some):
-                self.makes_draft = True
-                if drafting.drafts and drafting.drafts.in_network:
+                if drafts.shared:
+                    self.makes_draft = True
                     self.step(group)
-                elif drafting.drafts:
-                    drafting.drafts.next(self.batch, group, self.eos_ids)
-                self.makes_draft = False
+                    self.makes_draft = False
+                else:
+                    drafts.next(self.batch, group, self.eos_ids)
             drafting.drafted(some)
 
     def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
@@ -198,7 +196,7 @@ class Decoder:
         """Whether the gate is asked about a sequence's newest token in this step."""
         if self.drafting:
             return self.makes_draft
-        if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length or not self.drafts.pay):
+        if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length or self.drafts.ended):
             return False
         return not sequence.draining
 

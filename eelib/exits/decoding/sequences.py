@@ -203,22 +203,29 @@ class Batch:
 
     def inputs(self, due: dict[DecodedSequence, int]) -> dict[str, Any]:
         """Arguments of a call of the network on the last tokens of some sequences; sets the cache's view for it."""
-        sequences, counts, device = list(due), list(due.values()), self.device
-        width, view = max(counts), self.cache.view
-        end = sequences[0].left_padding + sequences[0].computed_tokens
-        view.past, view.rows, view.valid = end - width, self.rows(sequences), None
-        if min(counts) < width:
-            view.valid = torch.arange(width, 0, -1, device=device) <= torch.tensor(counts, device=device)[:, None]
-        texts = [s.ids[max(0, s.computed_tokens - width) : s.computed_tokens] for s in sequences]
-        ids = torch.tensor([[self.pad_id] * (width - len(text)) + text for text in texts], device=device)
-        mask = (self.visible if view.rows is None else self.visible[view.rows])[:, :end].long()
-        context = self.context if view.rows is None else self.context_of(view.rows)
+        width, first = max(due.values()), next(iter(due))
+        mask = self.set_view(due, first.left_padding + first.computed_tokens)
+        texts = [s.ids[max(0, s.computed_tokens - width) : s.computed_tokens] for s in due]
+        ids = torch.tensor([[self.pad_id] * (width - len(text)) + text for text in texts], device=self.device)
+        context = self.context_of(self.cache.view.rows)
         return {**self.writer.step_inputs(ids, mask, context), **self.writer.cached(self.cache.cache)}
 
-    def context_of(self, rows: Tensor) -> dict[str, Any]:
-        """The encoder's output for some rows; empty without an encoder."""
-        if not self.context:
-            return {}
+    def set_view(self, due: dict[DecodedSequence, int], end: int) -> Tensor:
+        """Set the cache's view for a call on the last tokens, before slot `end`, of some sequences; returns its mask
+        [n, end].
+        """
+        counts, view = list(due.values()), self.cache.view
+        width = max(counts)
+        view.past, view.rows, view.valid = end - width, self.rows(list(due)), None
+        if min(counts) < width:
+            places = torch.arange(width, 0, -1, device=self.device)
+            view.valid = places <= torch.tensor(counts, device=self.device)[:, None]
+        return (self.visible if view.rows is None else self.visible[view.rows])[:, :end].long()
+
+    def context_of(self, rows: Tensor | None) -> dict[str, Any]:
+        """The encoder's output for some rows (None: all); empty without an encoder."""
+        if rows is None or not self.context:
+            return self.context
         encoded = BaseModelOutput(last_hidden_state=self.context["encoder_outputs"][0][rows])
         return {"encoder_outputs": encoded, "attention_mask": self.context["attention_mask"][rows]}
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from exits_made import Deepening
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import eelib
@@ -84,15 +85,6 @@ def test_threads_that_share_a_model_wait_for_each_other(model_of, tmp_path):
     assert [vars(block).get("forward") for block in model.blocks] == forwards
 
 
-class Deepening(Gate):
-    """Each token goes one layer deeper than the one before it."""
-
-    name, needs, default = "deepening", (), 0.0
-
-    def score(self, seen, memory):
-        return 3.0 - seen.positions
-
-
 class Needs(Deepening):
     """A gate that wants what no decoding knows."""
 
@@ -132,6 +124,7 @@ BAD = [
     (dict(temperature=0.5), "no temperature="),
     (dict(exit_layers=(2,)), ["without a gate needs a kv_policy", "draft='layer:2'"]),
     (dict(draft="layer:3"), ["draft='layer:3'", "layers 1 to 2"]),
+    (dict(draft="layer:" + 5000 * "9"), "layers 1 to 2"),  # more digits than Python reads
     (dict(draft="int8"), ["draft='int8'", "its layers are too small"]),
     (dict(draft=3), ["draft=3", "auto, prompt, block"]),
     (dict(draft="promptblock"), ["draft='promptblock' is not known", "prompt+block"]),
