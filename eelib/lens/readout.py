@@ -3,7 +3,6 @@
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -32,18 +31,7 @@ SCALARS = (
 )
 TOP_K = ("topk_ids", "topk_probability")
 FROM_TOP_K = ("top1", "probability", "margin")  # computed from the top-k, so not stored
-
-
-@dataclass
-class Readout:
-    """Readouts of n tokens at S states each. Every tensor is on the CPU: [n, S], the top-k ones [n, S, k]."""
-
-    values: dict[str, Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return from_top_k(name, self.values.__getitem__) if name in FROM_TOP_K else self.values[name]
-
-
+Readout = dict[str, Tensor]  # SCALARS [n, S] and TOP_K [n, S, k] of n tokens at S states each, on the CPU
 Array = TypeVar("Array", Tensor, np.ndarray)
 
 
@@ -100,16 +88,14 @@ def read(
     k = top_k(head.vocab_size)
     known = torch.full((len(states),), -1) if reference_ids is None else reference_ids
     if type(head.projection) is nn.Linear and kernel_takes(states, head.projection.weight):
-        found = read_by_kernel(head, states, final_ids, known, k)
-    else:
-        most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * head.vocab_size))
-        tokens = max(1, most // (head.vocab_size * states.shape[1]))
-        pieces = zip(states.split(tokens), final_ids.split(tokens), known.split(tokens))
-        logit_buffer = logit_buffer or LogitBuffer()
-        with spread_over_cores() as spread:
-            parts = [read_on_cpu(head, *piece, k, logit_buffer, spread) for piece in pieces]
-        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return Readout(found)
+        return read_by_kernel(head, states, final_ids, known, k)
+    most = min(LOGITS_AT_ONCE, max(FEWEST_LOGITS, ROWS_AT_ONCE * head.vocab_size))
+    tokens = max(1, most // (head.vocab_size * states.shape[1]))
+    pieces = zip(states.split(tokens), final_ids.split(tokens), known.split(tokens))
+    logit_buffer = logit_buffer or LogitBuffer()
+    with spread_over_cores() as spread:
+        parts = [read_on_cpu(head, *piece, k, logit_buffer, spread) for piece in pieces]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def kernel_takes(states: Tensor, weight: Tensor) -> bool:
@@ -160,7 +146,7 @@ def logits_into(head: Head, states: Tensor, out: Tensor, spread: Spread) -> None
 
 def read_on_cpu(
     head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int, logit_buffer: LogitBuffer, spread: Spread
-) -> dict[str, Tensor]:
+) -> Readout:
     """All readouts [n, S] of states [n, S, hidden_size]: one matrix product, then one pass over its rows on the CPU.
 
     States on a GPU come here if the Triton kernel can't read them: the GPU computes the logits, the CPU reads them.
@@ -184,7 +170,7 @@ def read_on_cpu(
     return finish(states, head.vocab_size, got)
 
 
-def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> dict[str, Tensor]:
+def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k: int) -> Readout:
     """All readouts [n, S] of states [n, S, hidden_size] by the Triton kernels, one of which gives the divergences."""
     from eelib.lens.triton_readout import Projection, read_divergences, read_rows
 
@@ -204,7 +190,7 @@ def read_by_kernel(head: Head, states: Tensor, wanted: Tensor, known: Tensor, k:
     return finish(states, head.vocab_size, known_of | got | {"js": js, "kl": kl})
 
 
-def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> dict[str, Tensor]:
+def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> Readout:
     """Readouts [n, S] and [n, S, k] of states [n, S, hidden_size], on the CPU.
 
     `got` has n S rows of what `triton_readout.read_rows` returns, and js and kl; reference_logit is NaN where there is
@@ -224,13 +210,9 @@ def finish(states: Tensor, vocab_size: int, got: dict[str, Tensor]) -> dict[str,
         "kl_final": got["kl"].clamp(min=0.0),
     }
     found = {name: value.reshape(*states.shape[:2], *value.shape[1:]) for name, value in found.items()}
-    return {name: value.cpu() for name, value in (found | {"cosine": cosine(states)}).items()}
-
-
-def cosine(states: Tensor) -> Tensor:
-    """Cosine [n, S] of each of the states [n, S, hidden_size] and the last one, before the final norm."""
     states = states.float()
-    return torch.cosine_similarity(states, states[:, -1:], dim=-1).clamp(-1.0, 1.0)
+    found["cosine"] = torch.cosine_similarity(states, states[:, -1:], dim=-1).clamp(-1.0, 1.0)
+    return {name: value.cpu() for name, value in found.items()}
 
 
 class ReadoutBuffer:
@@ -302,7 +284,5 @@ class ReadoutBuffer:
         self.flush()
         self.buffered, self.logit_buffer = None, LogitBuffer()
         order = torch.argsort(torch.tensor(self.rows), stable=True)
-        found = {}
-        for name in list(self.done[0].values):  # one after the other, so that there are never two copies of all
-            found[name] = torch.cat([part.values.pop(name) for part in self.done])[order]
-        return Readout(found)
+        names = list(self.done[0])  # one after the other, so that there are never two copies of all
+        return {name: torch.cat([part.pop(name) for part in self.done])[order] for name in names}

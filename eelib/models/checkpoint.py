@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import torch
 import transformers
@@ -49,6 +50,7 @@ CLASSES = {
 }
 MODEL_FILES = ("config.json", LORA_CONFIG, TRANSLATORS_FILE)  # one of which a folder with a model has
 UNTIED = 4  # times that a network may hold one weight before what is tied is tied
+SETTING = Lock()  # the hub's setting is one for all threads, so one changes it and puts it back at a time
 HUB_SECONDS = 3.0  # for the hub to answer; the library tries for 20, for each file
 BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
@@ -307,13 +309,17 @@ def folder_of(path: str, revision: str | None) -> Path:
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """While open, models load from the hub or, if the hub does not answer one request, from the cache only."""
-    offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = offline or not hub_answers()
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = offline
+    """While open, models load from the hub or, if the hub does not answer one request, from the cache only.
+
+    Other threads that load from the hub wait.
+    """
+    with SETTING:
+        offline = constants.HF_HUB_OFFLINE
+        constants.HF_HUB_OFFLINE = offline or not hub_answers()
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = offline
 
 
 def hub_answers() -> bool:

@@ -223,7 +223,7 @@ def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) ->
     The block runs again on its recorded input, with the recorded outputs of the sub-layers before the tested one.
     """
     plain = [c.given for c in chosen]
-    source = runs.scores is not None and getattr(network.config, "is_encoder_decoder", False)
+    source = getattr(network.config, "is_encoder_decoder", False)
     other = {**runs.inputs, "input_ids": runs.inputs["input_ids"].flip(1)}
 
     def reads(index: int, position: int) -> bool:
@@ -324,12 +324,10 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
     def leave(
         block: nn.Module, site: str, scale: Scale = 1.0, more: bool = False
     ) -> Callable[[nn.Module, tuple, object], None]:
-        plain = isinstance(scale, float | int) and scale == 1.0
-
         def hook(_module: nn.Module, _args: tuple, output: object) -> None:
             value = output_of(output)
             factor = scale.to(value.device) if isinstance(scale, Tensor) else scale
-            put(block, site, value if plain else value * factor, more)
+            put(block, site, value * factor, more)
 
         return hook
 

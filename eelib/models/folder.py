@@ -64,15 +64,24 @@ def check_folder(path: str, name: str, trust_remote_code: bool) -> None:
 
 
 def check_files(folder: Path, name: str) -> None:
-    """CheckpointError where a folder holds a pipe, socket or device, a large file beside the weights, or an adapter."""
-    for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
-        if file.exists() and not file.is_file() and not file.is_dir():
-            raise CheckpointError(f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files")
-        beside = file.suffix in HASHED and file.suffix != ".safetensors" and file.is_file()
-        if beside and (size := file.stat().st_size) > MOST_JSON:
-            raise CheckpointError(
-                f"model {name!r} holds {file.name!r} of {size:,} bytes; allowed beside weights are {MOST_JSON:,}"
-            )
+    """CheckpointError where a folder or one of its files may not be read, or where it holds a pipe, socket or device, a
+    large file beside the weights, or an adapter.
+    """
+    try:
+        for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+            if file.exists() and not file.is_file() and not file.is_dir():
+                raise CheckpointError(
+                    f"model {name!r} holds {file.name!r}, a pipe, socket or device; allowed are files"
+                )
+            if not file.is_file() or file.suffix not in HASHED:
+                continue
+            open(file, "rb").close()
+            if file.suffix != ".safetensors" and (size := file.stat().st_size) > MOST_JSON:
+                raise CheckpointError(
+                    f"model {name!r} holds {file.name!r} of {size:,} bytes; allowed beside weights are {MOST_JSON:,}"
+                )
+    except OSError as error:  # it may not be read
+        raise CheckpointError(f"model {name!r} could not be loaded ({first_line(error)})") from error
     if (folder / "adapter_config.json").exists():
         raise adapter_found(name)
 

@@ -274,9 +274,7 @@ def prove_head(
 
 
 @torch.no_grad()
-def find_classifier_head(
-    network: PreTrainedModel, last: Call, runs: Runs, name: str, eos: int | list[int] | None
-) -> tuple[Head, int]:
+def find_classifier_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int]:
     """(head, position that it reads in the probe run). CheckpointError where no single position's state is read."""
     labels = runs.logits.shape[-1]
     if labels < 2 or getattr(network.config, "problem_type", None) == "regression":
@@ -297,8 +295,8 @@ def find_classifier_head(
                 f"{name}: the label scores are not those of one position's state, so no layer can be read out"
             )
         position = rows[0]
-    count, ids, eos = last.given.shape[1], runs.inputs["input_ids"][0].tolist(), one_end(eos)
-    reads = {ids.index(eos) if eos in ids else None: "eos", 0: "first", count - 1: "last"}.get(position)
+    count, ids, end = last.given.shape[1], runs.inputs["input_ids"][0].tolist(), end_token(network)
+    reads = {ids.index(end) if end in ids else None: "eos", 0: "first", count - 1: "last"}.get(position)
     if reads is None:
         raise CheckpointError(
             f"{name}: the label scores are read at position {position} of {count}, which is neither the "
@@ -319,15 +317,7 @@ def rows_with(scores: Tensor, logits: Tensor) -> list[int]:
     return [i for i, row in enumerate(rows) if torch.equal(row.float(), logits[0].float())]
 
 
-def classifier_probe(ids: Tensor, eos: int | list[int] | None) -> Tensor:
-    """Probe ids with an end token before the last position, so that "eos" and "last" differ."""
-    if (end := one_end(eos)) is None:
-        return ids
-    ids = ids.clone()
-    ids[:, -2] = end
-    return ids
-
-
-def one_end(eos: int | list[int] | None) -> int | None:
-    """The end token in a configuration, the first where it lists several; None where it has none."""
-    return next(iter(eos), None) if isinstance(eos, list) else eos
+def end_token(network: PreTrainedModel) -> int | None:
+    """The end token in a network's configuration, the first where it lists several; None where it has none."""
+    ends = getattr(network.config, "eos_token_id", None)
+    return next(iter(ends), None) if isinstance(ends, list) else ends

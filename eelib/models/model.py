@@ -29,7 +29,7 @@ from eelib.models.checkpoint import (
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import ENCODER_WINDOW, WINDOWS, weights_hash
 from eelib.models.fused_blocks import use_fused_blocks
-from eelib.models.head import Head, one_end, prove_head
+from eelib.models.head import Head, end_token, prove_head
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
 from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
@@ -251,7 +251,7 @@ class Model:
         if self.unembed.reads == "first":
             return 0
         if self.unembed.reads == "eos":
-            ends = [i for i, token in enumerate(ids) if token == one_end(self.network.config.eos_token_id)]
+            ends = [i for i, token in enumerate(ids) if token == end_token(self.network)]
             if not ends:
                 raise CheckpointError(f"{self.name}: a text without an end token can't be classified")
             return ends[-1]

@@ -17,7 +17,7 @@ from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.models.feeding import choose_cache, padding_is_inert, position_offset, refuse_right_reading
-from eelib.models.head import Head, classifier_probe, find_classifier_head, find_head
+from eelib.models.head import Head, end_token, find_classifier_head, find_head
 from eelib.models.kv_cache import growing_cache
 from eelib.models.probe import Call, Runs, accepts
 
@@ -122,7 +122,11 @@ class Classifier(ModelKind):
 
     @staticmethod
     def probe_ids(network: PreTrainedModel, ids: Tensor) -> Tensor:
-        return classifier_probe(ids, getattr(network.config, "eos_token_id", None))
+        """With an end token before the last position, so that "eos" and "last" differ."""
+        ids, end = ids.clone(), end_token(network)
+        if end is not None:
+            ids[:, -2] = end
+        return ids
 
     @staticmethod
     def stack(network: PreTrainedModel) -> str:
@@ -130,7 +134,7 @@ class Classifier(ModelKind):
 
     @staticmethod
     def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
-        return find_classifier_head(network, last, runs, name, getattr(network.config, "eos_token_id", None))
+        return find_classifier_head(network, last, runs, name)
 
     def rows_of(self, encoded: dict) -> list[list[int]]:
         """With token types if the network takes them and not all are 0. CheckpointError if the network has fewer."""
@@ -174,6 +178,12 @@ class GenerativeKind(ModelKind, ABC):
         """The argument that disables a network's own cache, where the network takes it."""
         return {"use_cache": False} if accepts(network, "use_cache") or accepts(network, "kwargs") else {}
 
+    def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
+        """Also check that the model does not read to the right, and choose its cache."""
+        refuse_right_reading(self.model, runs)
+        super().probe_feeding(runs, ids)
+        choose_cache(self.model, runs)
+
     @abstractmethod
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
         """Arguments of the first step, and an empty cache for up to `limit` tokens."""
@@ -193,7 +203,7 @@ class GenerativeKind(ModelKind, ABC):
     def cached(self, cache: Cache | None) -> Inputs:
         """The cache's arguments of a step."""
         if self.model.cache == "none":
-            return {"use_cache": False} if self.model.accepts("use_cache") else {}
+            return self.uncached(self.model.network)
         return {"past_key_values": cache, "use_cache": True}
 
     def last_logits(self) -> Inputs:
@@ -209,7 +219,7 @@ class GenerativeKind(ModelKind, ABC):
         """Drop all but `rows` from the cache (in place) and from the arguments."""
         index = torch.tensor(rows, device=self.model.device)
         cache.batch_select_indices(index)
-        return {name: inputs[name][index] for name in ("attention_mask", "position_ids") if name in inputs}
+        return {"attention_mask": inputs["attention_mask"][index]}
 
 
 class Causal(GenerativeKind):
@@ -220,12 +230,6 @@ class Causal(GenerativeKind):
     @staticmethod
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
         return {"input_ids": ids} | GenerativeKind.uncached(network)
-
-    def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        """Also check that the model does not read to the right, and choose its cache."""
-        refuse_right_reading(self.model, runs)
-        super().probe_feeding(runs, ids)
-        choose_cache(self.model, runs)
 
     def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
         """The prompt, then all of the output but its last token."""
@@ -281,11 +285,6 @@ class Seq2Seq(GenerativeKind):
     def stack(network: PreTrainedModel) -> str:
         return decoder_name(network)
 
-    def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
-        refuse_right_reading(self.model, runs)
-        super().probe_feeding(runs, ids)
-        choose_cache(self.model, runs)
-
     @property
     def start_id(self) -> int:
         """The token before an output: of the generation config, else of the config, as in transformers' `generate`."""
@@ -325,7 +324,7 @@ class Seq2Seq(GenerativeKind):
 
     def keep_rows(self, inputs: Inputs, cache: Cache, rows: list[int]) -> Inputs:
         encoded = inputs["encoder_outputs"]
-        encoded.last_hidden_state = encoded.last_hidden_state[torch.tensor(rows, device=self.model.device)]
+        encoded.last_hidden_state = encoded.last_hidden_state[rows]
         return super().keep_rows(inputs, cache, rows) | {"encoder_outputs": encoded}
 
 

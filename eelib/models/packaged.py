@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import CheckpointError, StorageError
-from eelib.common.files import read_json
+from eelib.common.files import exclusive, read_json
 from eelib.common.values import first_line, reason
 
 UNFINISHED = ".unfinished-"  # what the folders begin with in which a model is made
@@ -75,7 +73,7 @@ def find_gguf(path: str | Path) -> Path | None:
         return path if path.is_file() else None
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    files = sorted(path.glob("*.gguf"))
+    files = sorted(file for file in path.glob("*.gguf") if file.is_file())
     if len(files) > 1:
         raise CheckpointError(
             f"model folder {str(path)!r} holds {len(files)} GGUF files; allowed is the path of one of them"
@@ -243,11 +241,10 @@ def packaged_folder(name: str) -> Path:
     """
     model = PACKAGED[name]
     folder = place_of(name)
-    if folder.is_dir():
-        return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.parent / ".lock"):
+        if folder.is_dir():
+            return folder
+        with exclusive(folder.parent):
             for unfinished in folder.parent.glob(f"{UNFINISHED}*"):  # of a process that was killed
                 shutil.rmtree(unfinished)
             if not folder.is_dir():
@@ -344,8 +341,7 @@ def join_parts(place: Path) -> Path | None:
 
 def convert(name: str, gguf: Path, made: Path) -> Path:
     """Write a GGUF file's model as bfloat16 safetensors with its tokenizer, in the hub's format."""
-    header, shows_bars = read_header(gguf, name), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    header = read_header(gguf, name)
     try:
         network = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **header.options)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -355,9 +351,6 @@ def convert(name: str, gguf: Path, made: Path) -> Path:
         raise
     except Exception as error:
         raise CheckpointError(f"model {name!r} could not be converted ({reason(error)})") from error
-    finally:
-        if shows_bars:
-            transformers_logging.enable_progress_bar()
     return made
 
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -45,16 +45,11 @@ class Call:
 
 @dataclass
 class Runs:
-    """The calls of a probe run in order of completion, its arguments, and its logits in `scores` (None: no head)."""
+    """The calls of a probe run in order of completion, its arguments, and its logits."""
 
-    calls: list[Call] = field(default_factory=list)
-    inputs: dict[str, Any] = field(default_factory=dict)
-    scores: Tensor | None = None
-
-    @property
-    def logits(self) -> Tensor:
-        """The logits. CheckpointError if the network has no head."""
-        return there(self.scores, "the network gives logits in")
+    calls: list[Call]
+    inputs: dict[str, Any]
+    logits: Tensor
 
 
 class Unsupported(Exception):
@@ -134,24 +129,25 @@ def arguments_of(forward: Callable[..., object]) -> frozenset[str]:
 
 @torch.no_grad()
 def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
-    """Run a network once, on the ids [1, tokens] among its arguments, and record every module's input and output."""
-    runs, home = Runs(inputs=inputs), inputs["input_ids"].device
+    """Run a network once, on the ids [1, tokens] among its arguments, and record every module's input and output.
+
+    CheckpointError if the network has no head.
+    """
+    calls, home = list[Call](), inputs["input_ids"].device
 
     def hook(name: str) -> Callable[[nn.Module, tuple, dict, object], None]:
         def keep(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             taken, given = first_argument(args, kwargs), first_tensor(output)
-            runs.calls.append(
-                Call(name, module, *(t if t is None else t.detach().clone().to(home) for t in (taken, given)))
-            )
+            calls.append(Call(name, module, *(t if t is None else t.detach().clone().to(home) for t in (taken, given))))
 
         return keep
 
     with ExitStack() as hooks:
         for name, module in network.named_modules():
             hooks.enter_context(module.register_forward_hook(hook(name), with_kwargs=True))
-        logits = getattr(network(**runs.inputs), "logits", None)
-    runs.scores = logits if logits is None else logits.detach().to(home)
-    return runs
+        output = network(**inputs)
+    logits = there(getattr(output, "logits", None), "the network gives logits in")
+    return Runs(calls, inputs, logits.detach().to(home))
 
 
 def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> list[Call]:

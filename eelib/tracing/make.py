@@ -175,8 +175,8 @@ def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int
     parts = run_in_halves(read_some, list(zip(prompts, references)))
     if len(parts) == 1:
         return parts[0]
-    values = {name: torch.cat([readout.values[name] for _, readout in parts]) for name in parts[0][1].values}
-    return [output for outputs, _ in parts for output in outputs], Readout(values)
+    values = {name: torch.cat([readout[name] for _, readout in parts]) for name in parts[0][1]}
+    return [output for outputs, _ in parts for output in outputs], values
 
 
 def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
@@ -193,10 +193,11 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
 
     SelfCheckError in float32, if the two logits are further apart than rounding explains.
     """
-    top1 = readout["top1"][:, -1]
+    ids, shares = readout["topk_ids"][:, -1], readout["topk_probability"][:, -1]
+    top1 = ids[:, 0]
     wrong = top1 != emitted
-    behind = (readout["probability"][:, -1] / readout["final_probability"][:, -1]).log()  # difference of the two logits
-    listed = (readout["topk_ids"][:, -1] == emitted[:, None]).any(dim=1)  # right probabilities of wrong ids are no tie
+    behind = (shares[:, 0] / readout["final_probability"][:, -1]).log()  # the difference of the two logits
+    listed = (ids == emitted[:, None]).any(dim=1)  # right probabilities of wrong ids are no tie
     refused = wrong & ~(listed & (behind <= tolerance(behind).tie))
     if model.dtype == "float32" and bool(refused.any()):
         row = int(refused.nonzero()[0])

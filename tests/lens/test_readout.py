@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_as_near, divergences
 
-from eelib.lens import readout
+from eelib.lens import cpu_kernels, readout
 from eelib.lens.readout import SCALARS, ReadoutBuffer, read
 from eelib.lens.similarity import COLUMNS_AT_ONCE, PAIRS, divergence_pairs, layer_pairs
 from eelib.tracing.decode import states_of
@@ -35,13 +35,14 @@ def test_bounds(layers, token):
     assert (got["kl_final"] >= 0).all() and got["kl_final"][0, -1] < 1e-6
     assert ((1 <= got["final_rank"]) & (got["final_rank"] <= 3)).all()
     torch.testing.assert_close(got["topk_probability"].sum(-1), torch.ones(1, len(layers)), rtol=0, atol=1e-5)
-    assert (got["topk_probability"] <= 1).all() and (got["margin"] >= 0).all()
+    assert (got["topk_probability"] <= 1).all() and (got["topk_probability"].diff(dim=-1) <= 0).all()
     assert got["topk_ids"].shape == (1, len(layers), 3)  # fewer than ten of a small vocabulary
 
 
 @pytest.mark.parametrize(("room", "logits"), [(1, 1 << 20), (400, 1), (4000, 151), (1 << 20, 151)])
 def test_states_that_come_in_pieces_and_any_order(room, logits, monkeypatch):
-    """They are read as all at once, in pieces of bounded size."""
+    """They are read as all at once, in pieces of bounded size; products of few rows may round in another way."""
+    monkeypatch.setattr(cpu_kernels, "has_fast_bfloat16", lambda: False)
     lengths = [4, 1, 6]
     states = [torch.randn(n, 3, 20) for n in lengths]
     ids = [torch.arange(n) + 5 for n in lengths]
@@ -53,7 +54,7 @@ def test_states_that_come_in_pieces_and_any_order(room, logits, monkeypatch):
         rows = [row for row in (2, 0, 1) if step < lengths[row]]
         buffer.add(torch.stack([states[row][step] for row in rows]), rows, [int(ids[row][step]) for row in rows])
     got = buffer.finish()
-    for name, values in whole.values.items():
+    for name, values in whole.items():
         torch.testing.assert_close(got[name], values, rtol=0, atol=0, equal_nan=True)
 
 

@@ -344,6 +344,24 @@ def test_what_a_network_refuses_is_left_out(argument, monkeypatch):
         prepared(llama(monkeypatch, refusing))
 
 
+def test_a_batch_shrinks_though_no_cache_works(model_of):
+    """The network has a cache of its own, switched off by an argument that its forward passes on unnamed."""
+
+    class Own(hf.LlamaForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, **kwargs):
+            if kwargs.get("past_key_values") is not None:
+                raise KeyError("past_key_values")
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+    plain, network = model_of("llama"), Own(families.build("llama").config).eval()
+    network.load_state_dict(families.build("llama").state_dict())
+    model, prompts = prepared(network), [[5, 9, 70], [8, 33, 41], [12, 61, 20]]
+    outputs = greedy_decode(plain, prompts, 6)
+    network.generation_config.eos_token_id = sorted({outputs[0][1], outputs[1][1]} - set(outputs[2]))
+    assert model.cache == "none" and len(network.generation_config.eos_token_id) == 2
+    assert greedy_decode(model, prompts, 6) == [outputs[0][:2], outputs[1][:2], outputs[2]]
+
+
 @pytest.mark.parametrize("method", ["pad", "padded_inputs", "step_inputs", "cached", "new_cache", "in the cache"])
 def test_an_error_of_our_own_is_not_taken_for_a_networks_answer(method, monkeypatch):
     """Nor is one in our cache, which the network calls: the line that fails is ours."""

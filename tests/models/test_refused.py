@@ -1,5 +1,7 @@
 """A checkpoint as somebody else may have made or named it: refused in one line, quickly, or read and hashed whole."""
 
+import builtins
+import errno
 import json
 import os
 import shutil
@@ -7,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import families
 import pytest
@@ -229,6 +232,24 @@ def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
     assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
 
 
+@pytest.mark.parametrize("denied", ["the folder", "notes.txt", WEIGHTS])
+def test_what_may_not_be_read_is_refused_in_one_line(denied, copy_of, monkeypatch, one_line):
+    """Also a file that only the hash is of."""
+    folder, plain = copy_of(), builtins.open
+    (folder / "notes.txt").write_text("none")
+
+    def refuse(file, *args, **more):
+        if denied == "the folder" or str(file).endswith(denied):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return plain(file, *args, **more)
+
+    if denied == "the folder":
+        monkeypatch.setattr(Path, "iterdir", refuse)
+    else:
+        monkeypatch.setattr("builtins.open", refuse)
+    one_line(CheckpointError, ("hostile", "Permission denied"), lambda: eelib.load_model(str(folder), device="cpu"))
+
+
 def test_a_base_without_a_head_is_not_offered_but_what_has_its_adapters():
     offered = set(eelib.shipped_models())
     assert {"minilm-sst2", "smollm2-135m-instruct", "pocket-bert"} <= offered and "all-minilm-l6-v2" not in offered
@@ -423,3 +444,21 @@ def test_a_hub_that_answers_is_asked_where_a_network_is_wanted(online, monkeypat
     monkeypatch.setattr(checkpoint, "hub_answers", lambda: pytest.fail("it was tried"))
     with checkpoint.hub_or_cache():
         assert constants.HF_HUB_OFFLINE
+
+
+def test_threads_that_load_put_the_setting_back(monkeypatch):
+    """One that begins while another loads without an answer does not take the other's setting for its own."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(checkpoint, "hub_answers", lambda: False)
+
+    def load(seconds):
+        with checkpoint.hub_or_cache():
+            time.sleep(seconds)
+
+    threads = [threading.Thread(target=load, args=(seconds,)) for seconds in (0.2, 0.4)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    assert not constants.HF_HUB_OFFLINE
