@@ -81,6 +81,14 @@ def made(model_of, tmp_path_factory):
 
 
 @pytest.fixture
+def cores(request):
+    """torch's cores in a test, a parameter of it."""
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
 def planted_tasks(tmp_path):
     """Files of a task into English and of one out of it, with groups enough for a verdict."""
     names = ("tiny.de-en", "tiny.en-de")

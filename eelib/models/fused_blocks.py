@@ -6,6 +6,7 @@ stay torch's. A block is replaced if it has Llama's parts, by name, and gives th
 """
 
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 from torch import Tensor, nn
+from transformers import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from eelib.common.machine import compiled
@@ -231,6 +233,8 @@ class FusedBlock:
         self.attention, mlp = block.self_attn, block.mlp
         if [set(part._modules) for part in (block, self.attention, mlp)] != PARTS:
             raise TypeError("other parts")
+        if self.attention.config._attn_implementation not in ATTENTION:
+            raise TypeError("another attention")
         layers = [getattr(self.attention, name) for name in LINEAR] + [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         self.ways: list[FewRows | Int8Products] = [vars(layer)["forward"] for layer in layers]
         norms = [block.input_layernorm, block.post_attention_layernorm]
@@ -261,13 +265,26 @@ class FusedBlock:
         """The states [rows, new, size] after the block, of those before it; other arguments are the block's own."""
         block, x, given = self.block(), hidden_states, named.get("position_embeddings")
         assert block is not None
-        attend = ATTENTION.get(self.attention.config._attn_implementation)
-        count = x.shape[0] * x.shape[1] if x.ndim == 3 else 0
-        known = 0 < count <= self.limit and is_plain(x, torch.float32) and not args and named.keys() <= ARGUMENTS
+        fits = x.ndim == 3 and x.shape[2] == self.size and 0 < x.shape[0] * x.shape[1] <= self.limit
+        known = fits and is_plain(x, torch.float32) and not args and named.keys() <= ARGUMENTS
         angles = self.network.angles(given, self, *x.shape[:2]) if known and given is not None else ()
-        if not angles or attend is None:
-            return type(block).forward(block, x, *args, **named)
-        x, (cos, sin) = x.contiguous(), (part.data_ptr() for part in angles)
+        attend = ATTENTION.get(self.attention.config._attn_implementation)
+        if angles and attend is not None:
+            return self.run(x.contiguous(), angles, attend, named.get("attention_mask"), named.get("past_key_values"))
+        if not (x.is_cpu and x.dtype is torch.float32) and vars(block).get("forward") is self:
+            vars(block).pop("forward")  # the network was moved or converted: this holds its weights of before
+        return type(block).forward(block, x, *args, **named)
+
+    def run(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, ...],
+        attend: Callable[..., Any],
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The states after the block, of contiguous ones [rows, new, size] before it."""
+        count, (cos, sin) = x.shape[0] * x.shape[1], (part.data_ptr() for part in angles)
         queries, keys, values, _, inner, _, size = self.widths
         first, near = x.new_empty(count * (queries + keys + values)), x.new_empty(count * size)
         into, room, state = first.data_ptr(), near.data_ptr(), x.data_ptr()
@@ -278,9 +295,9 @@ class FusedBlock:
             part.view(*x.shape[:2], -1, self.head).transpose(1, 2)
             for part in first.split([count * width for width in self.widths[:3]])
         )
-        if (cache := named.get("past_key_values")) is not None:
+        if cache is not None:
             k, v = cache.update(k, v, self.attention.layer_idx)
-        seen = attend(self.attention, q, k, v, named.get("attention_mask"), scaling=self.scaling)[0].contiguous()
+        seen = attend(self.attention, q, k, v, mask, scaling=self.scaling)[0].contiguous()
         second = x.new_empty(count * (size + 2 * inner))
         into, read = second.data_ptr(), seen.data_ptr()
         on_all_cores(mlp_inputs, read, self.out, state, count, *self.norms[1], self.gate_up, self.kind, room, into)
@@ -299,8 +316,6 @@ def use_fused_blocks(network: nn.Module) -> int:
     """
     found = FusedNetwork()
     for block in network.modules():
-        if isinstance(vars(block).get("forward"), partial):  # the copy of a block
-            vars(block).pop("forward")
         if {name for name, _ in block.named_children()} == PARTS[0] and "forward" not in vars(block):
             with suppress(AttributeError, KeyError, TypeError, ValueError):
                 fused = FusedBlock(block, found)
@@ -314,7 +329,8 @@ def agrees(block: nn.Module, fused: FusedBlock) -> bool:
     drawn = torch.Generator().manual_seed(0)
     states = torch.randn(1, TRIED, fused.size, generator=drawn)
     angles = torch.randn(1, TRIED, fused.head // 2, generator=drawn).repeat(1, 1, 2)
+    turns, attend = (angles.cos(), angles.sin()), ATTENTION[fused.attention.config._attn_implementation]
     with suppress(Unsupported), foreign_code():
-        own: Any = type(block).forward(block, states, position_embeddings=(angles.cos(), angles.sin()))
-        return isinstance(own, Tensor) and close(fused(states, position_embeddings=(angles.cos(), angles.sin())), own)
+        own: Any = type(block).forward(block, states, position_embeddings=turns)
+        return isinstance(own, Tensor) and close(fused.run(states, turns, attend), own)
     return False

@@ -37,8 +37,8 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         filled = self.get_seq_length()
         total = filled + key_states.shape[2]
-        # The rows may have been selected anew since the last call: then the keys are no longer those in the buffer.
-        mine = bool(self.buffers) and (not filled or self.keys.data_ptr() == self.buffers[0].data_ptr())
+        # The rows may have been selected anew since the last call, or all dropped: then the buffers are not for them.
+        mine = filled > 0 and bool(self.buffers) and self.keys.data_ptr() == self.buffers[0].data_ptr()
         if not mine or self.buffers[0].shape[2] < total:
             length = max(total, min(2 * total, self.limit) if self.limit else 2 * total)
             kept = (self.keys, self.values)
@@ -155,7 +155,7 @@ class SourceLayer(RaggedKVLayer):
     """Keys and values of an encoder-decoder's source: stored once, and read for the rows that run."""
 
     def of_rows(self, number: int) -> Tensor | None:
-        if not getattr(self, "buffers", None):
+        if not self.buffers:
             return None
         stored: Tensor = self.buffers[number]
         return stored if self.view.rows is None else stored[self.view.rows]
@@ -183,10 +183,9 @@ class RaggedKVCache:
 
     def __init__(self, layers: int, rows: int, capacity: int, with_source: bool, with_block: bool):
         self.view = CacheView(rows, capacity)
-        self.layers = [RaggedKVLayer(self.view) for _ in range(layers)]
-        self.extra = [RaggedKVLayer(self.view)] if with_block else []
+        self.layers = [RaggedKVLayer(self.view) for _ in range(layers + with_block)]
         own = DynamicCache()
-        own.layers = [*self.layers, *self.extra]
+        own.layers = list(self.layers)
         own.layer_class_to_replicate = None
         self.cache: Cache = own
         self.sources: list[SourceLayer] = []
@@ -199,7 +198,7 @@ class RaggedKVCache:
 
     def grown(self, slots: int) -> list[Tensor]:
         """The keys and the values of all layers that have some, with room for `slots` slots."""
-        layers = [layer for layer in (*self.layers, *self.extra) if layer.buffers]
+        layers = [layer for layer in self.layers if layer.buffers]
         for layer in layers:
             layer.grow(slots)
         return [buffer for layer in layers for buffer in layer.buffers]
@@ -226,7 +225,7 @@ class RaggedKVCache:
     def select_rows(self, count: int, moved: dict[int, int]) -> None:
         """Copy rows to other places, `moved` {from: to}, then drop all but the first `count` rows."""
         self.view.count = count
-        for layer in (*self.layers, *self.extra, *self.sources):
+        for layer in (*self.layers, *self.sources):
             for number, tensor in enumerate(layer.buffers):
                 for old, new in moved.items():
                     tensor[new] = tensor[old]

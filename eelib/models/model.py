@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from eelib.common.errors import CheckpointError
 from eelib.common.files import model_folder
@@ -144,7 +144,8 @@ class Model:
         limits += [part.get("original_max_position_embeddings") for part in long]
         limits = [limit - (self.offset or 0) if isinstance(limit, int) else None for limit in limits]
         limits.append(self.tokenizer.model_max_length)
-        return int(min([limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9], default=10**9))
+        known = [limit for limit in limits if isinstance(limit, (int, float)) and 0 < limit < 10**9]
+        return int(min(known, default=10**9))
 
     @property
     def longest_prompt(self) -> int:
@@ -210,18 +211,27 @@ class Model:
                 f"{self.name}: pairs of texts are not put into a chat template; allowed is chat=False"
             )
         if not chat:
-            return self.adapter.rows_of(self.known(self.tokenized(prompts, text_pair=seconds or None), numbers))
+            return self.adapter.rows_of(self.tokenized(prompts, numbers, text_pair=seconds or None))
         if not getattr(self.tokenizer, "chat_template", None):
             raise CheckpointError(f"{self.name}: the tokenizer has no chat template; allowed is chat=False")
         texts = [self.in_chat(prompt) for prompt in prompts]
-        return self.known(self.tokenized(texts, add_special_tokens=False), numbers)["input_ids"]
+        return self.tokenized(texts, numbers, add_special_tokens=False)["input_ids"]
 
-    def tokenized(self, texts: list[str], **options: Any) -> BatchEncoding:
-        """The tokenizer's output, without its warning of long texts. CheckpointError where the tokenizer fails."""
+    def tokenized(self, texts: list[str], numbers: Sequence[int] | None, **options: Any) -> dict[str, Any]:
+        """The tokenizer's output, without its warning of long texts.
+
+        CheckpointError where the tokenizer fails, or gives a token that the network does not have.
+        """
         try:
-            return self.tokenizer(texts, verbose=False, **options)
+            encoded = self.tokenizer(texts, verbose=False, **options)
         except Exception as error:  # such as for a text that its vocabulary does not have
             raise CheckpointError(f"{self.name}: the tokenizer fails ({reason(error)})") from error
+        size = getattr(embeddings_of(self.network), "num_embeddings", None)
+        for number, ids in enumerate(encoded["input_ids"]):
+            if size and ids and max(ids) >= size:
+                number = numbers[number] if numbers is not None else number
+                raise CheckpointError(f"{self.name}: prompt {number} has token {max(ids)}; the model knows {size:,}")
+        return dict(encoded)
 
     def in_chat(self, prompt: str) -> str:
         """A prompt as a user's message in the chat template. CheckpointError where the template fails or never ends."""
@@ -236,15 +246,6 @@ class Model:
         if len(text) > len(prompt) + TEMPLATE_TEXT:
             raise CheckpointError(f"{their} makes {len(text):,} characters of {len(prompt):,}")
         return text
-
-    def known(self, encoded: BatchEncoding, numbers: Sequence[int] | None = None) -> dict[str, Any]:
-        """The tokenizer's output, unchanged; CheckpointError for a token that the network does not have."""
-        size = getattr(embeddings_of(self.network), "num_embeddings", None)
-        for number, ids in enumerate(encoded["input_ids"]):
-            if size and ids and max(ids) >= size:
-                number = numbers[number] if numbers is not None else number
-                raise CheckpointError(f"{self.name}: prompt {number} has token {max(ids)}; the model knows {size:,}")
-        return dict(encoded)
 
     def read_at(self, ids: list[int]) -> int:
         """The position of a text that a classifier reads. CheckpointError where its end token is missing."""
@@ -280,7 +281,8 @@ def load_model(
         trust_remote_code: whether code of the checkpoint's own may run.
         fast_products: on a CPU in float32 or bfloat16, linear layers use our own products of few rows if these take
             less time than torch's, which is measured at loading; weights that are bfloat16 numbers are then stored a
-            second time. Attention does not copy keys and values that heads share; blocks of Llama's form are fused.
+            second time. Attention does not copy keys and values that heads share; in float32, blocks of Llama's form
+            are fused.
 
     Raises:
         InputError: one line. A name that is empty, or whose last part is not of letters, digits and _ . + - only.

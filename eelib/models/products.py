@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
@@ -25,7 +26,8 @@ from eelib.common.machine import compiled
 from eelib.common.tolerances import close
 
 LANES = 16  # partial sums of a product; they are added up in the same order whatever rows are beside it
-LARGE = torch.backends.cpu.get_cpu_capability() == "AVX512"  # 32 registers of 16 numbers, else 16 of 8
+# 32 registers of 16 numbers, else 16 of 8; by numba's own word for the processor, by which it stores compiled code
+LARGE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]
 TILE, WIDE = 4, 4 if LARGE else 1  # rows, and rows of weights, that are multiplied with each other at once
 BLOCK = 64  # outputs whose weights stay near while all rows are multiplied by them
 NEAR = 1024  # longest row of which TILE stay near; of longer ones, two are multiplied at once
@@ -196,11 +198,16 @@ class Weights:
         self.numbers, self.kind = numbers, numbers.dtype.type(0)
         self.about = np.array([[numbers.ctypes.data, *numbers.shape]], np.int64)
 
+    def __reduce__(self) -> tuple:
+        """A copy has its own numbers, at another address."""
+        return Weights, (self.numbers,)
+
 
 class FewRows:
     """The forward of one linear layer: products of up to `limit` rows are ours, all others torch's.
 
-    torch's are also used where gradients are enabled, and for good once the layer's weights have changed.
+    torch's are also used where gradients are enabled, and for good once the layer's weights have changed. A change
+    through `.data`, which torch does not count, is seen by the first and the last numbers only.
     """
 
     scales: Tensor | None = None
@@ -209,12 +216,12 @@ class FewRows:
         self.layer, self.size, self.limit = weakref.ref(layer), layer.in_features, limit  # no circle of references
         self.weight, self.version, self.dtype = layer.weight, layer.weight._version, layer.weight.dtype
         own = torch.uint16 if self.dtype is torch.bfloat16 else torch.float32
-        self.whole = layer.weight.detach().view(own).numpy()
-        self.address, self.places = layer.weight.data_ptr(), (self.whole[0, :LANES], self.whole[-1, -LANES:])
+        whole = layer.weight.detach().view(own).numpy()
+        self.address, self.places = layer.weight.data_ptr(), (whole[0, :LANES], whole[-1, -LANES:])
         self.numbers = [place.tobytes() for place in self.places]
         fits = fits_bfloat16(layer.weight)
         short = layer.weight.detach().bfloat16().view(torch.uint16).numpy() if fits else None
-        self.weights = Weights(self.whole if short is None else packed(short))
+        self.weights = Weights(whole if short is None else packed(short))
 
     def __reduce__(self) -> tuple:
         """A copy of the layer gets torch's forward, since changes of the copy's weights are not seen here."""
@@ -239,7 +246,7 @@ class FewRows:
             weight is self.weight
             and weight._version == self.version
             and weight.data_ptr() == self.address
-            # peft adds to weights through .data, which counts no version
+            # peft adds to all of a weight through .data
             and [place.tobytes() for place in self.places] == self.numbers
         )
 
@@ -270,10 +277,19 @@ def is_plain(input: Tensor, dtype: torch.dtype) -> bool:
 def multiply(input: Tensor, weights: Weights) -> Tensor:
     """Products [..., n], float32, of input [..., size] and weights [n, size]."""
     x = input.float().contiguous()
-    y = x.new_empty(*x.shape[:-1], len(weights.numbers))
-    rows = x.numel() // x.shape[-1]
-    on_all_cores(products, x.data_ptr(), rows, weights.about, weights.kind, y.data_ptr())
+    outputs, size = weights.numbers.shape
+    assert x.shape[-1] == size  # the compiled code reads from addresses
+    y = x.new_empty(*x.shape[:-1], outputs)
+    on_all_cores(products, x.data_ptr(), x.numel() // size, weights.about, weights.kind, y.data_ptr())
     return y
+
+
+def drop_copies(network: nn.Module) -> None:
+    """Let the modules of a network use their own forward again, where they are copies of modules that used ours."""
+    for module in network.modules():
+        way = vars(module).get("forward")
+        if isinstance(way, partial) and way.func is type(module).forward:
+            vars(module).pop("forward")
 
 
 @torch.no_grad()
@@ -290,9 +306,7 @@ def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
     Raises:
         SelfCheckError: our products are not torch's.
     """
-    for module in network.modules() if like is not None else ():
-        if isinstance(vars(module).get("forward"), partial):  # the copy of a layer of `like`
-            vars(module).pop("forward")
+    drop_copies(network)
     layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
     if like is not None:
         ways = (vars(module).get("forward") for module in like.modules())
@@ -314,21 +328,19 @@ def use_int8_products(network: nn.Module) -> int:
     Returns:
         The number of layers changed; the others are on another device, of another type, or too small to gain time.
     """
-    found = 0
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            if isinstance(vars(module).get("forward"), partial):  # the copy of a layer with products of ours
-                vars(module).pop("forward")
-            if is_fit(module):
-                vars(module)["forward"] = Int8Products(module)
-                found += 1
-    return found
+    drop_copies(network)
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
+    for layer in layers:
+        vars(layer)["forward"] = Int8Products(layer)
+    return len(layers)
 
 
 def is_fit(layer: nn.Linear) -> bool:
     """Whether a linear layer is torch's own, on the CPU, in a dtype of OURS, large, with rows of whole LANES."""
     weight = layer.weight
     as_made = type(layer) is nn.Linear and "forward" not in vars(layer) and weight.is_contiguous()
+    if weight.is_inference():  # made in torch's inference mode: changes can't be seen
+        return False
     large = weight.numel() > LEAST and weight.shape[1] % LANES == 0
     return as_made and large and weight.dtype in OURS and weight.device.type == "cpu"
 
@@ -345,6 +357,8 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
             torchs.append(layer.forward)
             sizes.append(sizes[-1] + layer.weight.numel())
     gained, cores, drawn = 0, torch.get_num_threads(), torch.Generator().manual_seed(0)
+    setting = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]  # the module replaces itself
+    rounds = setting in ("tf32", "bf16")  # torch's may round factors
     for rows in ROWS:
         ours = [way for way, size in zip(every, sizes) if size < SAMPLE * min(1.0, FULL / rows)]
         inputs = [torch.randn(rows, way.size, generator=drawn).to(way.dtype) for way in ours]
@@ -354,7 +368,8 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
             (took, found), (torch_took, expected) = (run_often(ways, inputs) for ways in (ours, torchs))
         finally:
             torch.set_num_threads(cores)
-        if not all(map(close, [on_all_cores, *found], [expected[0], *expected])):
+        pairs = zip([on_all_cores, *found], [expected[0], *expected])
+        if not all(close(own.bfloat16() if rounds else own, wanted) for own, wanted in pairs):
             raise SelfCheckError(f"our products of {rows} rows are not torch's")
         if took > GAIN * torch_took:
             break

@@ -30,6 +30,7 @@ OTHERS = {
     "scaled residuals": hf.GraniteConfig(**HEADS, residual_multiplier=0.6),
     "angles of half a head": hf.StableLmConfig(**HEADS),
     "blocks in parallel": hf.GPTNeoXConfig(**WIDE, vocab_size=50),
+    "another attention": hf.GraniteConfig(**HEADS, attn_implementation="eager"),
 }
 TEXT, STEPS = [[7, 3, 9, 30, 2, 8, 1], [4, 4, 11, 0, 23, 6, 5]], [3, 1, 2, 1]  # tokens, and how many of them a call has
 
@@ -38,13 +39,6 @@ TEXT, STEPS = [[7, 3, 9, 30, 2, 8, 1], [4, 4, 11, 0, 23, 6, 5]], [3, 1, 2, 1]  #
 def of_any_size(monkeypatch):
     for limit, value in (("SMALLEST", 0), ("LEAST", 0), ("GAIN", float("inf"))):
         monkeypatch.setattr(products, limit, value)
-
-
-@pytest.fixture
-def cores(request):
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(1)
 
 
 def network_of(config, fits=True):
@@ -178,6 +172,8 @@ def test_many_rows_and_unknown_arguments_are_for_torch(rows, named, calls):
     calls.clear()
     with torch.no_grad():
         block(states, position_embeddings=made.model.rotary_emb(states, torch.zeros(1, 1)), **named)
+        with pytest.raises(RuntimeError):
+            block(states[..., :16], position_embeddings=made.model.rotary_emb(states, torch.zeros(1, 1)))
     assert not calls
 
 
@@ -195,7 +191,9 @@ def test_gradients_training_other_dtypes_and_copies_are_for_torch(calls):
         torch.testing.assert_close(run(made.train()), run(network), rtol=1e-4, atol=1e-4)
         assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
         assert len(calls) == len(STEPS) * 3 * len(made.model.layers)
+        forward = weakref.ref(vars(made.model.layers[0])["forward"])
         assert made.bfloat16()(ids).logits.dtype == torch.bfloat16
+        assert forward() is None  # with its float32 weights
 
 
 def test_a_network_is_freed_at_once():

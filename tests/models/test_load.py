@@ -318,6 +318,9 @@ def test_the_window_is_the_shortest_that_a_configuration_has():
     phi = families.tiny(hf.Phi3Config, original_max_position_embeddings=20, rope_scaling=rotations)
     model = prepared(hf.Phi3ForCausalLM(phi(vocab_size=304, **ids)).eval())
     assert model.context_length == 20 and model.longest_prompt == 19
+    model.tokenizer.model_max_length = 12.0  # as some files have it
+    assert model.context_length == 12
+    model.tokenizer.model_max_length = 10**30
     model.network.config.rope_parameters = {"full_attention": model.network.config.rope_parameters}
     assert model.context_length == 20
 
@@ -384,3 +387,6 @@ def test_a_step_copies_its_own_states_only():
         layer.update(torch.randn(3, 2, new, 4), torch.randn(3, 2, new, 4))
         places.add(layer.buffers[0].data_ptr())
     assert len(places) <= 4 and layer.buffers[0].shape[2] == 40
+    layer.reset()
+    keys, _ = layer.update(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4))  # of another batch
+    assert keys.shape == (1, 2, 5, 4)

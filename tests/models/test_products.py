@@ -1,18 +1,24 @@
 """Products of few rows are as near to float64 as torch's own, and torch's are used wherever ours do not fit."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import families
 import pytest
 import torch
+from accelerate import cpu_offload
 from families import CORE, in_pairs
 from oracle import assert_as_near
 from torch import nn
 
 import eelib
 from eelib.common.errors import SelfCheckError
+from eelib.lens.cpu_kernels import rounds_factors
 from eelib.models import products
+from eelib.models.fused_blocks import use_fused_blocks
 
 SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs; the first 3 are for ours
 
@@ -37,13 +43,6 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(products, "multiply", noted)
     return found
-
-
-@pytest.fixture
-def cores(request):
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(1)
 
 
 def layer(outputs, inputs, bias=False, fits=True, dtype=torch.float32):
@@ -165,6 +164,57 @@ def test_a_copy_has_its_own_weights_and_torchs_products(duplicate, calls):
     assert not calls and list(other.state_dict()) == ["0.weight"]
     check(made[0], torch.randn(2, 16))
     assert calls == [2]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copy_of_8_bits_reads_its_own_numbers(duplicate, calls):
+    """Not those of the original, whose memory may be used for something else by then."""
+    made = layer(8, 16)
+    products.use_int8_products(made)
+    other, x = duplicate(made), torch.randn(2, 16)
+    with torch.no_grad():
+        expected = made(x)
+        vars(made)["forward"].weights.numbers[:] = 0
+        assert torch.equal(other(x), expected) and not made(x).any()
+
+
+@pytest.mark.parametrize("way", [products.use_fast_products, products.use_int8_products, use_fused_blocks])
+def test_forwards_of_other_libraries_stay(way, calls):
+    """accelerate loads weights from elsewhere in a forward of its own, of a network that it spreads over devices."""
+    made = nn.Sequential(layer(8, 16), nn.LayerNorm(8))
+    x = torch.randn(2, 16)
+    with torch.no_grad():
+        expected = made(x)
+        cpu_offload(made, execution_device="cpu")
+        way(made)
+        assert torch.equal(made(x), expected)
+
+
+def test_weights_made_in_inference_mode_are_for_torch(calls):
+    """torch counts no version of them."""
+    with torch.inference_mode():
+        made = fast(layer(8, 16), calls)
+        check(made, torch.randn(2, 16))
+    assert not calls
+
+
+@pytest.mark.skipif(not rounds_factors(), reason="torch's products are the same")
+def test_ours_are_used_where_torchs_may_round_their_factors(calls, request):
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
+    torch.set_float32_matmul_precision("medium")
+    assert products.use_fast_products(layer(256, 256, fits=False)) > 0
+
+
+def test_the_layout_is_that_of_the_compiled_code_on_disk():
+    """Whatever instructions torch is told to use: numba's cache does not ask torch."""
+    code = "from eelib.models import products; print(products.WIDE)"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": "default"},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout == f"{products.WIDE}\n", told.stderr
 
 
 def test_a_wrong_product_is_no_result(monkeypatch):

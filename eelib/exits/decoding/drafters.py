@@ -250,6 +250,7 @@ def check_draft_length(model: Model, length: int) -> None:
         raise InputError(f"draft_length {length} does not fit {model.name}'s window of {model.context_length} tokens")
 
 
+@torch.inference_mode(False)  # which a caller may be in: a block's weights are to stay good for other calls
 def drafting_of(
     model: Model, draft: str | DraftBlock, length: int | None, batch_size: int
 ) -> tuple[GateRunner, Drafting | None, str]:

@@ -241,6 +241,16 @@ def test_a_block_drafts_what_it_says_of_the_whole_text(kind, batch_size, model_o
         assert batch_size > 1 or first in own
 
 
+@pytest.mark.parametrize("kind", ["block", "features"])
+def test_torchs_inference_mode_changes_nothing(kind, model_of, many):
+    """Of a block that is first read in it, neither."""
+    model = replace(model_of("llama"))  # which has read none
+    with torch.inference_mode():
+        made = generate(model, many, draft=kind, max_new_tokens=6)
+    assert by_sequence(made) == by_sequence(generate(model, many, max_new_tokens=6))
+    assert not any(part.is_inference() for part in trained_block(model, kind).parameters())
+
+
 def test_a_block_of_a_family_with_another_word_for_its_cache(many, tmp_path, monkeypatch):
     """GPT-NeoX: the block finds the keys and values of the tokens before; its LayerNorm takes no two types at once."""
     plain_family = replace(FAMILIES["gptj"], config=tiny(hf.GPTNeoXConfig, WIDE), blocks="gpt_neox.layers")
