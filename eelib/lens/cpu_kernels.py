@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from itertools import pairwise
 from threading import Lock
-from weakref import WeakKeyDictionary
 
 import numba
 import numpy as np
@@ -18,7 +17,6 @@ from numba.extending import intrinsic
 from torch import Tensor, nn
 
 from eelib.common.machine import compiled
-from eelib.models.products import fits_bfloat16
 
 Spread = Callable[..., None]  # (function, count, *arguments)
 
@@ -51,19 +49,9 @@ def spread_over_cores() -> Iterator[Spread]:
             torch.set_num_threads(cores)
 
 
-# The product: float32 at full accuracy on CPUs that multiply bfloat16 faster, for weights that fit bfloat16
+# The product
 
-# Of a head: where its weights lie and how often they were changed, and whether they fit, which is found once for both
-_fits: "WeakKeyDictionary[nn.Module, tuple[tuple[int, int], bool]]" = WeakKeyDictionary()
 _setting = Lock()  # torch's setting is one for all threads, so one changes it and puts it back at a time
-
-
-@cache
-def has_fast_bfloat16() -> bool:
-    """Whether this CPU has instructions that multiply bfloat16 and add in float32."""
-    return torch.backends.mkldnn.is_available() and bool(
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
 
 
 @contextmanager
@@ -80,42 +68,27 @@ def onednn_products() -> Iterator[None]:
 
 
 @cache
-def rounds_factors() -> bool:
-    """Whether oneDNN rounds factors on this CPU: yes with AMX, else by trial. It is faster than torch in both cases."""
-    factor = torch.full((256, 256), 1 + 2**-9)
+def onednn_is_better() -> bool:
+    """Whether oneDNN's float32 products are faster than torch's and as exact: with AVX-512 bfloat16 but without AMX."""
+    cpu, factor = torch.cpu, torch.full((256, 256), 1 + 2**-9)
+    if not cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported() or not torch.backends.mkldnn.is_available():
+        return False
     with onednn_products():
-        return torch.cpu._is_amx_tile_supported() or bool((factor @ factor == 256.0).any())
+        return bool((factor @ factor != 256.0).all())  # which it is of factors that were rounded to bfloat16
 
 
 def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -> None:
     """Fill `out` [n, vocab_size] with float32 products of states [n, hidden_size] and the head's weights; no bias.
 
-    Where oneDNN rounds factors and the weights are bfloat16 numbers, each state is split into a sum of two bfloat16
-    numbers, exact up to 2^-17 of it: two fast products then give one product of float32. `spread` divides the columns
-    among the cores.
+    `spread` divides the columns among the cores.
     """
     weights = head.weight.detach()  # torch.no_grad() does not reach other threads
 
-    def plain(start: int, end: int) -> None:
+    def product(start: int, end: int) -> None:
         torch.mm(states, weights[start:end].T, out=out[:, start:end])
 
-    def split(start: int, end: int) -> None:
-        part, weight = out[:, start:end], weights[start:end].T
-        torch.mm(high, weight, out=part)
-        torch.addmm(part, low, weight, out=part)
-
-    rounds = has_fast_bfloat16() and rounds_factors()
-    at = weights.data_ptr(), weights._version
-    if rounds and _fits.get(head, ((0, 0), False))[0] != at:
-        _fits[head] = at, fits_bfloat16(weights)
-    if not has_fast_bfloat16() or (rounds and not _fits[head][1]):
-        spread(plain, len(weights))
-        return
-    if rounds:
-        high = states.bfloat16().float()
-        low = states - high
-    with onednn_products():
-        spread(split if rounds else plain, len(weights))
+    with onednn_products() if onednn_is_better() else nullcontext():
+        spread(product, len(weights))
 
 
 # The pass over each row

@@ -10,7 +10,6 @@ from threading import Barrier, BrokenBarrierError
 import numpy as np
 import pytest
 import torch
-from families import in_pairs
 from oracle import assert_as_near, divergences
 from torch import nn
 
@@ -90,30 +89,22 @@ def test_divergence_from_what_is_masked():
         assert (kl[0] > 1000) == (expected == "far") and abs(kl[1]) < 1e-6 and js[0] <= math.log(2)
 
 
-def head(width, vocabulary, fits):
+def head(width, vocabulary):
     torch.manual_seed(width)
     made = nn.Linear(width, vocabulary, bias=False)
     made.weight.data.normal_(0.0, 3.0 / width**0.5)
-    if fits:
-        made.weight.data.copy_(made.weight.bfloat16().float())
     return made
 
 
 SHAPES = [(1, 24, 11), (17, 65, 257), (64, 256, 1000), (5, 1024, 300)]  # rows, width, vocabulary
 
 
-@pytest.mark.parametrize(("shape", "fits", "way"), in_pairs(SHAPES, [True, False], ["slow", "split", "as found here"]))
-def test_products_are_as_near_as_float32(shape, fits, way, monkeypatch):
-    """By two bfloat16 products, by one of oneDNN, with one value a thousand times the others, and where these are slow.
-
-    PyTorch's setting is as before; not every processor shows what it does.
-    """
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_as_near_as_float32(shape):
+    """With one value a thousand times the others; PyTorch's setting is as before."""
     before = torch.backends.mkldnn.matmul.fp32_precision
-    monkeypatch.setattr(cpu_kernels, "has_fast_bfloat16", lambda: way != "slow")
-    if way == "split":
-        monkeypatch.setattr(cpu_kernels, "rounds_factors", lambda: True)
     rows, width, vocabulary = shape
-    made = head(width, vocabulary, fits)
+    made = head(width, vocabulary)
     states = torch.randn(rows, width)
     states[0, 3] = 1000.0
     weight, out = made.weight.detach(), torch.empty(rows, vocabulary)
@@ -121,17 +112,24 @@ def test_products_are_as_near_as_float32(shape, fits, way, monkeypatch):
         cpu_kernels.head_product(states, made, out, spread)
     assert_as_near(out, states @ weight.T, states.double() @ weight.double().T)
     assert torch.backends.mkldnn.matmul.fp32_precision == before
-    made.requires_grad_(False).weight.add_(1e-3 * torch.rand(vocabulary, width))  # as a step of training does
-    with spread_over_cores() as spread:
-        cpu_kernels.head_product(states, made, out, spread)
-    assert_as_near(out, states @ weight.T, states.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("wrong", ["rounds", "amx"])
+def test_products_of_rounded_factors_are_not_used(wrong, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: wrong == "amx")
+    if wrong == "rounds":
+        monkeypatch.setattr(
+            torch, "full", lambda size, value: torch.ones(size)
+        )  # as rounding to bfloat16 makes of them
+    assert not cpu_kernels.onednn_is_better.__wrapped__()
 
 
 def test_threads_put_the_setting_back(monkeypatch):
     """One that begins while another multiplies does not take the other's setting for its own."""
     before, inside, together = torch.backends.mkldnn.matmul.fp32_precision, [], Barrier(2)
-    monkeypatch.setattr(cpu_kernels, "has_fast_bfloat16", lambda: True)
-    made, states = head(24, 11, True), torch.randn(1, 24)
+    monkeypatch.setattr(cpu_kernels, "onednn_is_better", lambda: True)
+    made, states = head(24, 11), torch.randn(1, 24)
 
     def spread(function, count):
         inside.append(len(inside))

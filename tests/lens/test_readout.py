@@ -42,7 +42,7 @@ def test_bounds(layers, token):
 @pytest.mark.parametrize(("room", "logits"), [(1, 1 << 20), (400, 1), (4000, 151), (1 << 20, 151)])
 def test_states_that_come_in_pieces_and_any_order(room, logits, monkeypatch):
     """They are read as all at once, in pieces of bounded size; products of few rows may round in another way."""
-    monkeypatch.setattr(cpu_kernels, "has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "onednn_is_better", lambda: False)
     lengths = [4, 1, 6]
     states = [torch.randn(n, 3, 20) for n in lengths]
     ids = [torch.arange(n) + 5 for n in lengths]

@@ -16,7 +16,6 @@ from torch import nn
 
 import eelib
 from eelib.common.errors import SelfCheckError
-from eelib.lens.cpu_kernels import rounds_factors
 from eelib.models import products
 from eelib.models.fused_blocks import use_fused_blocks
 
@@ -198,7 +197,7 @@ def test_weights_made_in_inference_mode_are_for_torch(calls):
     assert not calls
 
 
-@pytest.mark.skipif(not rounds_factors(), reason="torch's products are the same")
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="torch's products are the same")
 def test_ours_are_used_where_torchs_may_round_their_factors(calls, request):
     request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
     torch.set_float32_matmul_precision("medium")
