@@ -158,7 +158,7 @@ def judge(
         models: names of the models that the interval is about, if not the run's own model.
         without: {task: the statistic without it}; where one changes the verdict, its weight is few tasks.
         roundings: for a statistic between two layers, its values at both; undecided where their verdicts differ.
-        earlier: the statistic of the claim's wording before its last amendment; its verdict stands in the note.
+        earlier: the statistic of an earlier wording of the claim; its verdict stands in the note.
     """
     row = claim(claim_id)
     if interval.low > interval.high:

@@ -155,7 +155,7 @@ def against_full_depth(
     return tokens, outputs, sums | {"agrees": tokens["agrees"].sum(), "of": len(full), "group": full["group"].iloc[0]}
 
 
-def score_change(task: Task, before: list[str], after: list[str], seed: int = 0) -> tuple[str, float, float, Interval]:
+def score_change(task: Task, before: list[str], after: list[str]) -> tuple[str, float, float, Interval]:
     """(name, score before, score after, their difference paired by group) of a task's first score, 0-100.
 
     `before` and `after`: one output for each item. ("", NaN, NaN, NOTHING) for a task without references.
@@ -166,7 +166,7 @@ def score_change(task: Task, before: list[str], after: list[str], seed: int = 0)
     name = next(iter(stats[0]))
     (old, score), (new, _) = (found[name] for found in stats)
     width, sums = old.shape[1], pd.DataFrame(np.hstack([old, new])).assign(group=task.groups)
-    gain = interval_of(sums, lambda t: score(t.to_numpy()[:, width:]) - score(t.to_numpy()[:, :width]), seed)
+    gain = interval_of(sums, lambda t: score(t.to_numpy()[:, width:]) - score(t.to_numpy()[:, :width]))
     old_score, new_score = (float(score(one.sum(axis=0)[None])[0]) for one in (old, new))
     return name, old_score, new_score, gain
 
@@ -182,14 +182,13 @@ def nats(model: Model, prompt: list[int], output: list[int]) -> float:
     return float((logits.logsumexp(-1) - own).sum())
 
 
-def without_references(study: Study, task: str, outputs: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
+def without_references(study: Study, task: str, outputs: pd.DataFrame) -> dict[str, Any]:
     """The quality of outputs by the full model and its outputs, without references.
 
     Args:
         study: its model, and its trace of the task, are full depth's.
         task: its name.
         outputs: of one setup, as in `Decoded.outputs`.
-        seed: of the draws behind intervals.
 
     Returns:
         `nats`: -ln p per token of these outputs, and `more`, that less full depth's, as Intervals; `perplexity`, the
@@ -205,9 +204,9 @@ def without_references(study: Study, task: str, outputs: pd.DataFrame, seed: int
             row |= {name: nats(study.model, prompt, ids), f"{name}_tokens": len(ids)}
         rows.append(row)
     sums = pd.DataFrame(rows)
-    more = interval_of(sums, lambda t: t["own"] / t["own_tokens"] - t["full"] / t["full_tokens"], seed)
+    more = interval_of(sums, lambda t: t["own"] / t["own_tokens"] - t["full"] / t["full_tokens"])
     return {
-        "nats": interval_of(sums, lambda t: t["own"] / t["own_tokens"], seed),
+        "nats": interval_of(sums, lambda t: t["own"] / t["own_tokens"]),
         "more": more,
         "perplexity": float(np.exp(more.estimate)),
         "same": float(outputs["same"].mean()),

@@ -62,15 +62,17 @@ def sweeps(study: Study, gates: Iterable[str]) -> Iterator[tuple[str, str, Sweep
 def halves(study: Study) -> dict[str, np.ndarray]:
     """{task: bool [tokens], true in the half to calibrate on}, for tasks with outputs of two groups or more."""
     share, seed = study.parameters.get("calibration_share", 0.5), study.parameters.get("seed", 0)
-    groups = {task: made.tokens["group"][made.statistic_rows()] for task, made in study.traces.items()}
-    if few := [task for task, of in groups.items() if of.nunique() < 2]:
-        print(f"{', '.join(few)}: left out, since gates are calibrated on one group of outputs and judged on others.")
+    groups = {task: study.tasks[task].groups for task in study.traces}  # of all texts, so the same for another model
     try:
-        parts = split({task: of for task, of in groups.items() if task not in few}, share, seed)
+        parts = split({task: of for task, of in groups.items() if len(set(of)) > 1}, share, seed)
     except InputError as error:
         print(f"No gate is calibrated: {error}.")
         return {}
-    return {task: sides.sides(study.traces[task].tokens["group"])[0] for task, sides in parts.items()}
+    found = {task: sides.sides(study.traces[task].tokens["group"])[0] for task, sides in parts.items()}
+    found = {task: side for task, side in found.items() if len({*side[study.traces[task].statistic_rows()]}) == 2}
+    if few := [task for task in groups if task not in found]:
+        print(f"{', '.join(few)}: left out, since gates are calibrated on one group of outputs and judged on others.")
+    return found
 
 
 @cache

@@ -19,8 +19,8 @@ from eelib.common.files import write_atomically
 from eestudy.claims import Verdict, claims, verdict_table
 from eestudy.figures import style
 from eestudy.markup.markdown import Shown, text
-from eestudy.resampling import Interval
-from eestudy.study import Study, in_project
+from eestudy.resampling import MINIMUM_GROUPS, Interval
+from eestudy.study import MOST_REPEATED, SHORTEST, Study, in_project
 
 OF_A_TRACE = (  # what results keep of each trace that they rest on
     "weights",
@@ -48,13 +48,13 @@ class Results:
     Args:
         notebook: its name.
         study: of the page's model.
-        beside: studies of the other models on the page.
+        beside: studies of the other models on the page; a cell may add further ones to the attribute of this name.
         names: the notebook's variables, its `globals()`. A sentence may also use `name`, the model's name, and `why`,
             the reason why nothing can be concluded, which is empty where something can.
     """
 
     def __init__(self, notebook: str, study: Study, beside: Sequence[Study], names: Mapping[str, Any]) -> None:
-        self.notebook, self.study, self.beside, self.names = notebook, study, beside, names
+        self.notebook, self.study, self.beside, self.names = notebook, study, [*beside], names
         self.headline = ""
         self.numbers: dict[str, Any] = {}
         self.verdicts: list[Verdict] = []
@@ -98,7 +98,12 @@ class Results:
         every = [self.study, *self.beside]
         print(*(study.ran for study in every), sep="\n")
         about = pd.concat([study.about_tasks().assign(model=study.model.name) for study in every])
-        style.table(about[["model", *about.columns[:-1]]], "Tasks of the run.")
+        style.table(
+            about[["model", *about.columns[:-1]]],
+            f"Tasks of the run. A task has sensible text if at most {MOST_REPEATED:.0%} of its tokens stand in an "
+            f"8-gram that occurs twice in their output, and at least {MINIMUM_GROUPS} outputs have {SHORTEST} tokens "
+            "or more.",
+        )
 
     def save(self) -> None:
         """Write results/<model>/<notebook>.json, completely or not at all: the results and their traces."""
@@ -127,8 +132,13 @@ class Results:
     def _fill(self, template: str, values: Mapping[str, Value]) -> str:
         given = {**self.names, "why": self.study.why_not(), "name": self.study.name, **values}
         used = meta.find_undeclared_variables(TEMPLATES.parse(template))
-        for name in sorted(name for name in used if isinstance(given.get(name), (Interval, str, Number))):
-            self.numbers[name] = as_dict(given[name])
+        for name in sorted(used - {"p"}):  # parameters are stored apart
+            for key, value in members(name, given.get(name)):
+                one, label, times = as_dict(value), key, 1
+                while self.numbers.get(label, one) != one:  # another sentence has the same name for another number
+                    times += 1
+                    label = f"{key} ({times})"
+                self.numbers[label] = one
         return " ".join(TEMPLATES.from_string(template).render(given).split())
 
 
@@ -190,6 +200,15 @@ def described(study: Study) -> dict[str, Any]:
         "above_baseline": study.above_baseline,
         "traces": traces,
     }
+
+
+def members(name: str, value: Any) -> list[tuple[str, Value]]:
+    """(name, value) of a number, an interval or a text, or of each number and interval in a dictionary or list."""
+    if isinstance(value, (Interval, str, Number)):
+        return [(name, value)]  # type: ignore[list-item]
+    inside = value.items() if isinstance(value, (Mapping, pd.Series)) else ()
+    inside = enumerate(value) if isinstance(value, (list, tuple)) else inside
+    return [(f"{name}.{key}", one) for key, one in inside if isinstance(one, (Interval, Number))]  # type: ignore[misc]
 
 
 def as_dict(value: Any) -> dict[str, Any]:

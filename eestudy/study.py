@@ -315,7 +315,7 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
     """A study of `model` and one of `after`, the same model after joint optimization, on the same prompts.
 
     Raises:
-        ParameterError: one line, where `after` is empty or a model of another shape.
+        ParameterError: one line, where `after` is empty, a model of another shape, or one with another chat template.
     """
     if not p.after:
         raise ParameterError("parameter after is empty; this notebook compares a model with another training of it")
@@ -327,6 +327,11 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
         raise ParameterError(
             f"parameter after is {p.after!r}, whose kind, type, layers, width and vocabulary are {shapes[1]}; those of "
             f"{p.model!r} are {shapes[0]}"
+        )
+    if p.get("chat") != "no" and len({m.tokenizer.chat_template for m in models}) > 1:
+        raise ParameterError(
+            f"parameter after is {p.after!r}, whose chat template is not that of {p.model!r}, so their prompts would "
+            "differ; allowed with chat=no"
         )
     return Study(p, pairs=pairs, loaded=models[0]), Study(p, pairs=pairs, model=p.after, loaded=models[1])
 

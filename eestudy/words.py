@@ -131,16 +131,13 @@ def words_of(trace: Trace) -> pd.DataFrame:
         digits           inside a word without letters, as in 1,024 (two words)
         mixed            part of a word together with anything else, another word included; `word` is the first it holds
         punctuation      anything else that is visible, symbols and emoji included
-        special          end of sequence, the tokenizer's special tokens and the manifest's "special_ids", white space
-                         only, characters never completed, and the last word of a truncated output (perhaps unfinished)
+        special          end of sequence, the tokenizer's special tokens, white space only, characters never completed,
+                         and the last word of a truncated output (perhaps unfinished)
     """
-    special = set(trace.manifest.get("special_ids", ()))
     outputs = trace.sequences.set_index("sequence")["output"]
     tokens = trace.tokens
     frame = tokens[["sequence", "position", "group", "is_eos"]].copy()
-    silent = (tokens["is_eos"] | tokens["token_id"].isin(special)).to_numpy(dtype=bool)
-    if "is_special" in tokens:
-        silent = silent | tokens["is_special"].to_numpy(dtype=bool)
+    silent = (tokens["is_eos"] | tokens["is_special"]).to_numpy(dtype=bool)
     starts, ends, cut = (tokens[column].to_numpy() for column in ("start", "end", "truncated"))
     described = [Piece()] * len(tokens)
     for sequence, rows in tokens.groupby("sequence", sort=False).indices.items():

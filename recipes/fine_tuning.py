@@ -3,14 +3,12 @@
 P's and M's objectives; a model that writes JSON.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
 from recipes import pocket_llama, pocket_t5
 from recipes.batches import TOKENS_PER_BATCH, Phase, by_phases
@@ -72,8 +70,7 @@ class FineTuning:
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)
         origin = {"start": self.start, "objective": self.objective, **self.remarks}
-        kind = json.loads(data_folder("models", self.start, "card.json").read_text())["kind"]
-        return write_card(corpora, out, work, device, self.name, kind, self.knows, **origin)
+        return write_card(corpora, out, work, device, self.name, self.family.KIND, self.knows, **origin)
 
     def loss_of(self, model: Model, batch: Batch, step: int) -> Loss:
         """The loss of one step."""

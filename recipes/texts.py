@@ -181,9 +181,9 @@ def headlines(corpora: Path, rng: random.Random) -> list[Example]:
     return found
 
 
-def articles(corpora: Path, split: str) -> list[str]:
-    """Paragraphs of WikiText-2, train or validation: no headings, its tokenizer's marks undone."""
-    with gzip.open(corpora / f"text/wikitext2.{split}.txt.gz", "rt", encoding="utf-8") as file:
+def articles(corpora: Path) -> list[str]:
+    """Paragraphs of WikiText-2, train: no headings, its tokenizer's marks undone."""
+    with gzip.open(corpora / "text/wikitext2.train.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file]
     for mark, plain in MARKS:
         lines = [line.replace(mark, plain) for line in lines]
@@ -208,7 +208,7 @@ def written_plainly(line: str) -> str:
 def plain_text(corpora: Path) -> list[Example]:
     """Novels and articles in stretches of about STRETCH_LETTERS letters, whole paragraphs each; all of it is target."""
     found = []
-    for lines in (novels(corpora)[0], [written_plainly(line) for line in articles(corpora, "train")]):
+    for lines in (novels(corpora)[0], [written_plainly(line) for line in articles(corpora)]):
         stretch: list[str] = []
         for line in filter(None, lines):
             stretch.append(line)

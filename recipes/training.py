@@ -63,12 +63,7 @@ class Optimizer:
         self.clip, self.live = clip, [p for _, p in named]
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_(True) for p in self.live]
         tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
-        # Heads are AdamW's: the gradient of two labels' scores has rank 1, and evening out its singular values, as Muon
-        # does, would blow up rounding noise. A pooler is one more matrix between states, so it is Muon's.
-        inside = [
-            muon and p.ndim == 2 and id(p) not in tables and not any(word in name for word in ("head", "classifier"))
-            for name, p in named
-        ]
+        inside = [muon and p.ndim == 2 and id(p) not in tables and "head" not in name for name, p in named]
         matrices = [master for master, i in zip(self.masters, inside) if i]
         rest = [master for master, i in zip(self.masters, inside) if not i]
         self.parts: dict[str, torch.optim.Optimizer] = {}

@@ -44,15 +44,6 @@ class Deepening(Gate):
         return 3.0 - seen.positions
 
 
-def untrained(name, model):
-    """A rule of a trained gate with random weights, at a threshold that some tokens pass."""
-    torch.manual_seed(0)
-    network = TRAINED[name].build(model.hidden_size)
-    for parameter in network.parameters():
-        parameter.data *= 4  # so that scores lie far from the threshold
-    return ExitRule(TRAINED[name].of(network, model.name), 0.5)
-
-
 def whole_scores(model, rule, prompts, outputs, exited):
     """Scores of a rule's gate by whole runs over known outputs; `exited` [tokens]: where each of them exited."""
     states = states_of(model, prompts, outputs)[0]
@@ -97,8 +88,12 @@ class ByHand:
 
 def middle_rule(model, prompts, gate="confidence"):
     """A rule whose gate some tokens pass and some do not: among its scores on states after the prompts."""
-    if gate in TRAINED:
-        return untrained(gate, model)
+    if gate in TRAINED:  # with random weights
+        torch.manual_seed(0)
+        network = TRAINED[gate].build(model.hidden_size)
+        for parameter in network.parameters():
+            parameter.data *= 4  # so that scores lie far from the threshold
+        return ExitRule(TRAINED[gate].of(network, model.name), 0.5)
     rule, encoded = ExitRule(gate_named(gate)), model.tokenizer(prompts)["input_ids"]
     outputs = [[5, 9, 77]] * len(encoded)
     found = whole_scores(model, rule, encoded, outputs, torch.zeros(3 * len(encoded), dtype=torch.long))

@@ -72,8 +72,15 @@ def write(
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(TEMPLATE)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
+    packed_as = gguf.GGMLQuantizationType[kind]
     for key in list(state):
-        add_tensor(writer, names.get_name(key, (".weight", ".bias")), state, key, kind)
+        name, values = names.get_name(key, (".weight", ".bias")), state[key].numpy().astype(np.float32)
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+            continue
+        packed = gguf.quants.quantize(values, packed_as)
+        writer.add_tensor(name, packed, raw_dtype=packed_as)
+        state[key] = torch.from_numpy(gguf.quants.dequantize(packed, packed_as))
     if more:
         more(writer)
     writer.write_header_to_file()
@@ -82,15 +89,3 @@ def write(
     writer.close()
     network.load_state_dict(state)
     return network
-
-
-def add_tensor(writer: gguf.GGUFWriter, name: str, state: dict, key: str, kind_name: str) -> None:
-    """Add one tensor, a matrix in a type of gguf; `state` gets the values that are then in the file."""
-    values = state[key].numpy().astype(np.float32)
-    if values.ndim == 1:
-        writer.add_tensor(name, values)
-        return
-    kind = gguf.GGMLQuantizationType[kind_name]
-    packed = gguf.quants.quantize(values, kind)
-    writer.add_tensor(name, packed, raw_dtype=kind)
-    state[key] = torch.from_numpy(gguf.quants.dequantize(packed, kind))

@@ -33,13 +33,8 @@ PLACES = ["river", "forest", "city", "garden", "kitchen", "station"]
 
 def pairs(count: int) -> list[dict]:
     """Rows of a translation task whose references all differ; their source holds no more than the row's number."""
-    return [
-        {
-            "source": f"Satz {i}.",
-            "references": [f"The {NOUNS[i % 10]} saw a {NOUNS[i // 10 % 10]} near the {PLACES[i % 6]} {i}."],
-        }
-        for i in range(count)
-    ]
+    filled = [(NOUNS[i % 10], NOUNS[i // 10 % 10], PLACES[i % 6], i) for i in range(count)]
+    return sentences("The {} saw a {} near the {} {}.".format(*words) for words in filled)
 
 
 def exits(layers: np.ndarray, depth: int) -> np.ndarray:
@@ -203,11 +198,12 @@ def deep_model(folder: Path, layers: int = 10, seed: int = 0, window: int = WIND
     return eelib.load_model(str(folder), device="cpu")
 
 
-def varied(tokens, layer):
-    """Exit layers by position, but for one token of every seventh output: groups that are all alike show nothing."""
-    layers = layer(tokens["position"].to_numpy())
-    other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
-    return np.where(other, 4 - layers, layers)
+def varied(tokens, layers, other=None):
+    """Exit layers, but `other` (None: of three the other end) for one token of every seventh output: groups that are
+    all alike show nothing.
+    """
+    chosen = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
+    return np.where(chosen, 4 - layers if other is None else other, layers)
 
 
 def asked(folder, model, tasks):

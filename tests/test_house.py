@@ -12,7 +12,6 @@ import tomllib
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-import families
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -89,11 +88,6 @@ def test_an_import_that_goes_up_is_found(room, code, found):
     assert broken(room, code) == found
 
 
-def test_tasks_know_nothing_of_torch():
-    tasks = [file for file, room in code_files().items() if room == "eelib.tasks"]
-    assert tasks and not [file for file in tasks if "torch" in imports(file.read_text(encoding="utf-8"))]
-
-
 def test_public_names_are_what_they_are_said_to_be_found_by_completion_and_on_the_page_of_functions():
     typed = re.findall(r"    from (\S+) import (\w+) as \2\n", (ROOT / "eelib/__init__.py").read_text(encoding="utf-8"))
     assert {name: module for module, name in typed} == eelib.WHERE and eelib.WHERE.keys() <= set(dir(eelib))
@@ -114,7 +108,7 @@ def test_links_inside_the_project_lead_somewhere(name):
     assert not [target for target in targets if not (ROOT / target).exists()]
 
 
-def test_the_core_alone_loads_traces_and_decodes(tmp_path):
+def test_the_core_alone_loads_traces_and_decodes(folder_of, tmp_path):
     """`pip install .` gives no more than the core: what only a study, a book or a training needs is not imported."""
     needed_by_core = {"jinja2", "packaging", "pyyaml"}  # PyTorch and transformers need them
     extras = {canonicalize_name(found.name) for found in DEPENDENCIES[len(PROJECT["dependencies"]) :]} - needed_by_core
@@ -128,13 +122,12 @@ for name in {sorted(blocked | {"eestudy", "recipes"})}:
     sys.modules[name] = None  # as if it were not installed
 import eelib
 
-model = eelib.load_model({str(tmp_path / "llama")!r}, device="cpu")
+model = eelib.load_model({str(folder_of("llama"))!r}, device="cpu")
 task = eelib.Task.from_prompts(["a dog", "the cat"])
 trace = eelib.trace(model, task, max_new_tokens=4, folder={str(tmp_path / "runs")!r}, progress=False)
 made = eelib.generate(model, task, gate="confidence", max_new_tokens=4)
 print(len(trace.tokens) == len(made.tokens) > 0)
 """
-    families.save("llama", tmp_path / "llama")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip().endswith("True"), done.stderr

@@ -19,7 +19,7 @@ from eestudy.claims import NOT_APPLICABLE, UNTESTABLE, claims
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [notebook.stem for notebook in NOTEBOOKS]
-SHARED = {"model", "tasks", "limit", "max_new_tokens", "chat", "wording", "batch_size", "dtype", "device", "seed"}
+SHARED = {"model", "tasks", "limit", "max_new_tokens", "chat", "wording", "batch_size", "dtype", "device"}
 SHARED |= {"runs_folder", "results_folder"}
 
 

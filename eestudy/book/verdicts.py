@@ -194,8 +194,7 @@ def changes() -> str:
     return (
         f"## Fixed beforehand, and amended\n\nThe {len(claims())} claims were written down before their first run. "
         f"{counted_changes()} The rules of judging were changed {len(judging())} times. Each "
-        "amendment, with the earlier words, stands in the details below. Reasons are printed as they were "
-        "written: `checks.intervals` is `checks.statistics` today.\n"
+        "amendment, with the earlier words, stands in the details below.\n"
     )
 
 

@@ -110,7 +110,9 @@ def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
         files = (HTML / "files" / path.relative_to(HTML).with_suffix("")).glob("*.csv")
         shown = [value for file in files for value in pd.read_csv(file).select_dtypes("number").to_numpy().flat]
         values = [scale * value for scale in (1, 100, LAYERS) for value in shown]  # as percentages, as layers
-        for headline in pages[path].select("main article section > .cell.tag_answer strong"):
+        headlines = pages[path].select("main article section > .cell.tag_answer strong")
+        assert headlines, path
+        for headline in headlines:
             for written in NUMBER.findall(headline.get_text().replace("95% interval", "")):
                 if not any(is_written(value, written) for value in values):
                     missing.append(f"{path.stem}: {written} of {headline.get_text()!r}")

@@ -5,7 +5,6 @@ import json
 import subprocess
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -26,7 +25,6 @@ from eestudy.claims import FAILS, HOLDS, UNDECIDED, UNTESTABLE, claim, claims, j
 from eestudy.markup.markdown import card_parts, fenced, table, text
 from eestudy.markup.text import harmless, visible
 
-ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) {glue}`x` $x$ | ```"
 STUDY = """
 parameters: {tasks: 'translation/*', limit: 100, max_new_tokens: 128}

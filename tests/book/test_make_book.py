@@ -38,7 +38,6 @@ kept = {"claims": [], "manifest": {}, "parameters": given, "date": "2026-01-02"}
 LINKED = ["Makefile", "Snakefile", "eelib", "eestudy", "checks", "workflow"]
 LINKED += ["_config.yml", "constraints.txt", "pyproject.toml", "book/engine.md"]
 PAGES = "book/_build/html/results"
-SLEEPER = "import sys, time; print('ready', flush=True); time.sleep(60)"
 
 
 def write_study(folder: Path, model: str = "some/model", **parameters) -> None:
@@ -192,7 +191,7 @@ CALL = [sys.executable, "-m", "eestudy.book", str(ROOT / "study.yml")]
 
 
 def test_the_lock_ends_with_the_process_however_that_ends(tmp_path):
-    started = in_place_of_snakemake(tmp_path, SLEEPER)
+    started = in_place_of_snakemake(tmp_path, "import sys, time; print('ready', flush=True); time.sleep(60)")
     first = subprocess.Popen(CALL, **started)
     assert first.stdout.readline() == "ready\n"
     second = subprocess.Popen(CALL, **started)
@@ -261,10 +260,9 @@ def test_a_worker_makes_what_the_notebooks_ask_for(study, folder_of, monkeypatch
         assert trace.model_name == model.name and trace.manifest["settings"]["max_new_tokens"] == 2
 
 
-@pytest.mark.parametrize("name, part", [("other", "not enabled in study.yml; enabled: "), ("../x", "'../x' is not")])
-def test_an_unknown_model_is_refused_in_a_line(name, part, study, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["worker", "--model", name])
-    with pytest.raises(SystemExit, match=f"(?s)^(?!.*\n).*{part}"):
+def test_an_unknown_model_is_refused_in_a_line(study, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["worker", "--model", "../x"])
+    with pytest.raises(SystemExit, match="(?s)^(?!.*\n).*'../x' is not enabled in study.yml; enabled: "):
         worker.main()
 
 

@@ -1,6 +1,7 @@
 """What gates do on finished traces, and what outputs are worth, against plain loops and whole runs."""
 
 import math
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -161,6 +162,16 @@ def test_the_score_at_a_fixed_layer_is_that_of_its_texts(study):
     sums = evaluation.wide(of_task.assign(early_0=of_task["threshold"] / 10)).sum().to_frame().T
     shares = evaluation.score_at(sums, [1, 2, 3, 4])[0]
     assert np.isnan(shares[0]) and shares[1:] == pytest.approx([0.25, 0.375, 0.5])
+
+
+def test_the_halves_do_not_depend_on_what_a_model_wrote(study):
+    """Another version of the model whose outputs to one group end at once has the same halves, of the other groups."""
+    kept = {name: copy(trace) for name, trace in study.traces.items()}
+    for trace in kept.values():
+        trace.tokens = trace.tokens[trace.tokens["group"] != "g3"].reset_index(drop=True)
+    other = halves(SimpleStudy(study.model, study.tasks, kept, study.parameters))
+    for task, side in halves(study).items():
+        assert side[(study.traces[task].tokens["group"] != "g3").to_numpy()].tolist() == other[task].tolist()
 
 
 def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):

@@ -12,7 +12,6 @@ from planted import NOUNS, STEPS, asked, deep_model, exits, pairs, plant, rewrit
 import eelib
 from eestudy.parameters import ParameterError
 
-NEW = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 WIDE = 256  # a window, in tokens, that holds a question's prompt
 
 
@@ -34,8 +33,8 @@ def test_saturation(verdict, planted_tasks, tmp_path):
     for name in ("asked0", "asked1", "asked2", "asked3"):
         tasks.append(str(tmp_path / f"{name}.jsonl"))
         write_task(tmp_path / f"{name}.jsonl", rows)
-    for name, layer in zip(tasks, SATURATION[verdict], strict=True):
-        plant(model, eelib.load_task(name), tmp_path / "runs", lambda t: exits(varied(t, layer), 3), STEPS)
+    for name, at in zip(tasks, SATURATION[verdict], strict=True):
+        plant(model, eelib.load_task(name), tmp_path / "runs", lambda t: exits(varied(t, at(t["position"])), 3), STEPS)
     space = run_page("saturation", **asked(tmp_path, tmp_path / "wide", ",".join(tasks)))[0]
     assert verdicts(space) == dict.fromkeys(("P-S1", "P-S2", "P-S3", "P-S4", "P-S5"), verdict)
 
@@ -146,6 +145,9 @@ def test_known_difficulty(tmp_path):
     values = asked(tmp_path, tmp_path / "wide", str(tmp_path / "known.de-en.jsonl"))
     for levels, gap in (("one,two,three", 2), ("three,one", -2)):
         assert run_page("difficulty", **values, levels=levels)[0]["gap"].estimate == pytest.approx(gap)
+    write_task(tmp_path / "plain.de-en.jsonl", sentences(["a", "b"]))
+    beside = f"{families.save('t5', tmp_path / 't5')} on {tmp_path / 'plain.de-en.jsonl'}"  # whose texts have no levels
+    assert run_page("difficulty", **values, beside=beside)[0]["gap"].estimate == pytest.approx(2)
 
 
 OUTPUTS = 32  # whose modules are read, the notebook's default
@@ -337,15 +339,21 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
     assert len(times) == 36 and not times["other label"].any() and (times["full"] > 0).all()
 
 
-@pytest.mark.parametrize("notebook", ["saturation", "sublayers", "production", "gates"])
+@pytest.mark.parametrize("notebook", ["saturation", "sublayers", "production", "gates", "speed"])
 def test_a_model_of_one_block_is_refused_in_one_line(notebook, planted_tasks, tmp_path, one_line):
     deep_model(tmp_path / "one", 1)
     values = asked(tmp_path, tmp_path / "one", planted_tasks[0]) | {"limit": 2, "max_new_tokens": 2}
-    values |= {"weighted": ""} if notebook == "gates" else {}
+    values |= {"gates": {"weighted": ""}, "speed": {"timed_gates": ""}}.get(notebook, {})
     one_line(ParameterError, "has one block", lambda: run_page(notebook, **values))
 
 
-@pytest.mark.parametrize("notebook", NEW)
+def test_no_output_in_english(folder_of, tmp_path):
+    write_task(tmp_path / "tiny.en-de.jsonl", sentences(f"Sentence {i}." for i in range(5)))
+    shown = run_page("subwords", **asked(tmp_path, folder_of("gpt2"), str(tmp_path / "tiny.en-de.jsonl")))[1]
+    assert "nothing can be concluded" in texts(shown)
+
+
+@pytest.mark.parametrize("notebook", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 @pytest.mark.parametrize("family, rows", [("gpt2", 5), ("gpt2 on requests", 5), ("t5", 5), ("bert_labels", 40)])
 def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
     """Five texts on which a random model writes nonsense, with or without references; a classifier that guesses."""

@@ -19,6 +19,7 @@ from planted import (
     plant,
     rewrite,
     sentences,
+    varied,
     write_task,
 )
 
@@ -103,13 +104,8 @@ def objectives(tmp_path):
         task = write_task(Path(file), pairs(texts))
         plants = {"plain": (plain, GROWING), "weighted": (weighted, GROWING), "distilled": (3, peak)}
         for seed, (role, (layer, final)) in enumerate(plants.items()):
-            model = deep_model(tmp_path / role, DEPTH, seed)
-
-            def agrees(tokens, layer=layer):
-                other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
-                return exits(np.where(other, 3, layer), DEPTH)
-
-            plant(model, task, tmp_path / "runs", agrees, STEPS, planted_probabilities(final))
+            model, probabilities = deep_model(tmp_path / role, DEPTH, seed), planted_probabilities(final)
+            plant(model, task, tmp_path / "runs", lambda t: exits(varied(t, layer, 3), DEPTH), STEPS, probabilities)
         beside = {"beside_tasks": file, "beside_limit": 0, "beside_new_tokens": STEPS, "first_exit": FIRST_EXIT}
         values = asked(tmp_path, tmp_path / "plain", file) | beside | {"after": str(tmp_path / "weighted")}
         return values | {role: str(tmp_path / role) for role in plants}
@@ -185,9 +181,7 @@ def test_production(early, wanted, tmp_path):
     tasks = {name: write_task(tmp_path / f"{name}.jsonl", rows[name]) for name in rows}
 
     def agrees(tokens):
-        layers = np.where((tokens["text"].str.strip() == ".") == early, 1, 3)
-        other = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)  # groups that are all alike show nothing
-        return exits(np.where(other, 4 - layers, layers), 3)
+        return exits(varied(tokens, np.where((tokens["text"].str.strip() == ".") == early, 1, 3)), 3)
 
     before, after = (
         deep_model(tmp_path / name, 3, window=512, last_place=at) for at, name in enumerate(("before", "after"))
@@ -387,8 +381,7 @@ def test_the_best_of_each_family(trained, verdict, planted_tasks, tmp_path):
     def agrees(tokens):
         if not trained:
             return early_at(3, DEPTH)(tokens)
-        some = (tokens["sequence"] % 7 == 0) & (tokens["position"] == 1)
-        return exits(np.where(some, 4, 2 if verdict == "holds" else DEPTH), DEPTH)
+        return exits(varied(tokens, 2 if verdict == "holds" else DEPTH, 4), DEPTH)
 
     for model in models:
         found = rises(trained or verdict == "holds")

@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 from unittest import mock
 
+import families
 import numpy as np
 import pandas as pd
 import pytest
@@ -145,7 +146,10 @@ def test_study_and_results(parameters, tmp_path):
     assert results.headline == f"50 \\[25,\u00a075]% of gpt2{text(study.why_not())}".replace("\u00a0", " ")
     results.say("{{ share|num(1) }} {{ digits }}", digits=3)
     assert {key: value["estimate"] for key, value in results.numbers.items()}["digits"] == 3
-    assert set(results.numbers) == {"share", "name", "why", "digits"}  # a list is no number
+    assert set(results.numbers) == {"share", "name", "why", "digits"}  # a list of texts is no number
+    results.say("{{ kinds['a']|ci }} {{ shares[0] }} {{ p.limit }}", kinds={"a": names["share"]}, shares=[0.5], p=given)
+    results.say("{{ digits }}", digits=4)
+    assert {*results.numbers} - {"share", "name", "why", "digits"} == {"kinds.a", "shares.0", "digits (2)"}
     assert pct_ci(Interval(1.0, math.nan, math.nan, 9)) == "100% (not enough groups)" and pct_ci(NOTHING) == "–"
     results.save()
     saved = json.loads((tmp_path / "results/gpt2/saturation.json").read_text(), parse_constant=pytest.fail)
@@ -162,6 +166,14 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
     others = [(str(folder_of(name)), "whose kind, type, layers") for name in ("t5", "llama")]  # the second of its sizes
     for after, part in (("", "parameter after is empty"), ("no-such-model", "no-such-model"), *others):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
+
+
+def test_the_prompts_of_a_pair_are_the_same(parameters, tmp_path, one_line):
+    """A chat template of one model alone is used by neither."""
+    instructed = families.save("gpt2", tmp_path / "instructed")
+    (instructed / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
+    one_line(ParameterError, "chat template is not that of", lambda: pair_of(parameters(after=str(instructed))))
+    assert pair_of(parameters(after=str(instructed), chat="no"))[1].model.tokenizer.chat_template
 
 
 def test_studies_on_other_tasks_take_neither_the_example_nor_the_wording_of_the_page(parameters, folder_of, tmp_path):

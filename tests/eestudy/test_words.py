@@ -25,12 +25,14 @@ def make_trace(*outputs, truncated=()):
         for position, piece in enumerate([*pieces, *([] if cut else [""])]):
             text, is_eos = piece or "", position == len(pieces)
             token = {"sequence": sequence, "position": position, "token_id": 2 if is_eos else 99, "text": text}
-            rows.append(token | {"start": at, "end": at + len(text), "is_eos": is_eos, "truncated": cut})
+            rows.append(
+                token | {"start": at, "end": at + len(text), "is_eos": is_eos, "is_special": is_eos, "truncated": cut}
+            )
             at += len(text)
     tokens = pd.DataFrame(rows).assign(group=lambda t: t["sequence"])
     written = ["".join(piece or "" for piece in pieces) for pieces in outputs]
     sequences = pd.DataFrame({"sequence": range(len(outputs)), "group": range(len(outputs)), "output": written})
-    return SimpleNamespace(tokens=tokens, sequences=sequences, manifest={"special_ids": []})
+    return SimpleNamespace(tokens=tokens, sequences=sequences)
 
 
 def described(*pieces, **options):
@@ -95,9 +97,8 @@ def test_roles_of_pieces_that_are_parts_of_a_character(pieces, expected):
 
 def test_special_tokens_and_the_unfinished_last_word_of_a_truncated_output():
     trace = make_trace(["a", None, "b"])
-    trace.tokens.loc[1, "token_id"] = 7
     assert w.words_of(trace)["role"].tolist()[:3] == ["prefix", "suffix", "suffix"]
-    trace.manifest["special_ids"] = [7]
+    trace.tokens.loc[1, "is_special"] = True
     assert w.words_of(trace)["role"].tolist()[:3] == ["prefix", "special", "suffix"]
     assert [role for role, *_ in described("a", " un", "fin", truncated=[0])] == ["single", "special", "special"]
     assert [role for role, *_ in described("a", " b", ".", truncated=[0])] == ["single", "single", "punctuation"]

@@ -342,7 +342,7 @@ def test_a_damaged_file_is_refused(damage, saved, model_of, tmp_path, one_line):
     one_line(ValueError, ["is damaged", "train it"], lambda: trained_gate(model_of("llama"), "classifier", tmp_path))
 
 
-@pytest.mark.parametrize("model", ["pocket-llama", "pocket-llama-joint", "pocket-t5-weighted"])
+@pytest.mark.parametrize("model", ["pocket-llama", "pocket-t5-weighted"])
 def test_shipped_gates_are_of_the_shipped_models(model):
     """Loading compares the weights with the hash on the file's card, and the model with the one it was trained for."""
     loaded = load_model(model, device="cpu")

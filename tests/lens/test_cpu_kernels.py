@@ -114,15 +114,13 @@ def test_products_are_as_near_as_float32(shape):
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
-@pytest.mark.parametrize("wrong", ["rounds", "amx"])
-def test_products_of_rounded_factors_are_not_used(wrong, monkeypatch):
+@pytest.mark.parametrize("factors, amx, used", [(1.0, False, False), (2.0, True, False), (2.0, False, True)])
+def test_products_of_rounded_factors_are_not_used(factors, amx, used, monkeypatch):
+    """The factors of the trial are 1 if they were rounded to bfloat16; 2 stands for others."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: wrong == "amx")
-    if wrong == "rounds":
-        monkeypatch.setattr(
-            torch, "full", lambda size, value: torch.ones(size)
-        )  # as rounding to bfloat16 makes of them
-    assert not cpu_kernels.onednn_is_better.__wrapped__()
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch, "full", lambda size, value: factors * torch.ones(size))
+    assert cpu_kernels.onednn_is_better.__wrapped__() is used
 
 
 def test_threads_put_the_setting_back(monkeypatch):
@@ -139,24 +137,20 @@ def test_threads_put_the_setting_back(monkeypatch):
         function(0, count)
 
     with ThreadPoolExecutor(2) as pool:
-        for _ in range(2):
-            pool.submit(cpu_kernels.head_product, states, made, torch.empty(1, 11), spread)
+        for one in [pool.submit(cpu_kernels.head_product, states, made, torch.empty(1, 11), spread) for _ in range(2)]:
+            one.result()
     assert len(inside) == 2 and torch.backends.mkldnn.matmul.fp32_precision == before
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3])
+@pytest.mark.parametrize("cores", [1, 2, 3], indirect=True)
 def test_every_row_once_on_each_number_of_cores(cores):
     """Slices cover the range, errors come through, and torch's number of threads is what it was."""
     before = torch.get_num_threads()
-    torch.set_num_threads(cores)
-    try:
-        for count in (1, 2, 7):
-            seen = []
-            with spread_over_cores() as spread:
-                spread(lambda start, end, more: seen.extend(range(start, end)), count, None)
-            assert sorted(seen) == list(range(count))
-        with pytest.raises(ZeroDivisionError), spread_over_cores() as spread:
-            spread(lambda start, end: 1 // 0, 5)
-        assert torch.get_num_threads() == cores
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 2, 7):
+        seen = []
+        with spread_over_cores() as spread:
+            spread(lambda start, end, more: seen.extend(range(start, end)), count, None)
+        assert sorted(seen) == list(range(count))
+    with pytest.raises(ZeroDivisionError), spread_over_cores() as spread:
+        spread(lambda start, end: 1 // 0, 5)
+    assert torch.get_num_threads() == before

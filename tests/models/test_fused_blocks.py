@@ -117,10 +117,6 @@ def test_other_blocks_stay_as_they_are(form):
     assert not any(isinstance(vars(module).get("forward"), FusedBlock) for module in network.modules())
 
 
-def replaced(block):
-    block.mlp.up_proj = nn.Linear(32, 48, bias=False).requires_grad_(False)
-
-
 CHANGES = {
     "a weight, in place": lambda block: block.self_attn.k_proj.weight.mul_(2.0),
     "a weight, through .data": lambda block: block.mlp.down_proj.weight.data.add_(1.0),
@@ -128,7 +124,7 @@ CHANGES = {
     "a bias": lambda block: block.self_attn.q_proj.bias.add_(1.0),
     "a norm's data": lambda block: setattr(block.input_layernorm.weight, "data", block.input_layernorm.weight + 1.0),
     "a norm": lambda block: setattr(block.post_attention_layernorm, "weight", nn.Parameter(torch.full((32,), 0.5))),
-    "a layer": replaced,
+    "a layer": lambda block: setattr(block.mlp, "up_proj", nn.Linear(32, 48, bias=False).requires_grad_(False)),
     "a forward": lambda block: vars(block.mlp).update(forward=lambda x: 0.5 * x),
     "a hook": lambda block: block.mlp.act_fn.register_forward_hook(lambda _module, _args, output: 0.5 * output),
     "a hook before": lambda block: block.self_attn.register_forward_pre_hook(

@@ -170,12 +170,6 @@ def bent(dtype, share):
     return network
 
 
-def of_regression():
-    config = families.CLASSIFIERS["bert_labels"][0].config(vocab_size=300)
-    config.num_labels = 1
-    return hf.BertForSequenceClassification(config).eval()
-
-
 REFUSED = {
     "a block that is not finite": (lambda: not_finite("model.layers.1"), ("model.layers.1", "not finite")),
     "logits that are not finite": (lambda: not_finite("lm_head"), ("logits", "not finite")),
@@ -184,7 +178,10 @@ REFUSED = {
     "bent in float64": (lambda: bent(torch.float64, 1e-4), ("differs from the model's own logits",)),
     "bent in float32": (lambda: bent(torch.float32, 1e-3), ("differs from the model's own logits",)),
     "bent in bfloat16": (lambda: bent(torch.bfloat16, 3e-2), ("differs from the model's own logits",)),
-    "a regression": (of_regression, ("regression",)),
+    "a regression": (
+        lambda: hf.BertForSequenceClassification(hf.BertConfig(**families.WIDE, vocab_size=300, num_labels=1)).eval(),
+        ("regression",),
+    ),
     "reading to the right": (
         lambda: hf.BertLMHeadModel(hf.BertConfig(**families.WIDE, vocab_size=304)).eval(),
         ("to the right",),

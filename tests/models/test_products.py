@@ -17,7 +17,6 @@ from torch import nn
 import eelib
 from eelib.common.errors import SelfCheckError
 from eelib.models import products
-from eelib.models.fused_blocks import use_fused_blocks
 
 SHAPES = [(1, 16), (7, 48), (577, 1536), (1, 1), (7, 13), (577, 1535)]  # outputs, inputs; the first 3 are for ours
 
@@ -177,7 +176,7 @@ def test_a_copy_of_8_bits_reads_its_own_numbers(duplicate, calls):
         assert torch.equal(other(x), expected) and not made(x).any()
 
 
-@pytest.mark.parametrize("way", [products.use_fast_products, products.use_int8_products, use_fused_blocks])
+@pytest.mark.parametrize("way", [products.use_fast_products, products.use_int8_products])
 def test_forwards_of_other_libraries_stay(way, calls):
     """accelerate loads weights from elsewhere in a forward of its own, of a network that it spreads over devices."""
     made = nn.Sequential(layer(8, 16), nn.LayerNorm(8))
@@ -197,7 +196,6 @@ def test_weights_made_in_inference_mode_are_for_torch(calls):
     assert not calls
 
 
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="torch's products are the same")
 def test_ours_are_used_where_torchs_may_round_their_factors(calls, request):
     request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
     torch.set_float32_matmul_precision("medium")

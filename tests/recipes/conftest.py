@@ -6,12 +6,13 @@ from functools import partial
 import families
 import planted
 import pytest
-from transformers import AutoTokenizer
+import torch
+import transformers as hf
 
+from checks.tiny_texts import tokenizer_for
 from eelib.common.files import data_folder
 from eelib.models.model import prepare
-from recipes import pocket_bert, pocket_llama, pocket_t5, texts
-from recipes.training import Schedule
+from recipes import minilm, pocket_llama, pocket_t5, texts
 
 LINE = "the a small big dog cat ran slept over under green hill house and it was good bad not never"
 THINGS = "dog house river king apple stone ring tree boat door bird cloud"
@@ -63,9 +64,8 @@ def corpora(tmp_path_factory):
             for i in range(1, 60)
         ]
         write(f"summarization/reuters21578.{split}.jsonl.gz", rows)
-    for split in ("train", "validation"):
-        heads = [(f" = Heading {i} = ", " ", f" The <unk> of 1 @,@ 2 @-@ {sentence(rng)} ") for i in range(60)]
-        write(f"text/wikitext2.{split}.txt.gz", [line for lines in heads for line in lines])
+    heads = [(f" = Heading {i} = ", " ", f" The <unk> of 1 @,@ 2 @-@ {sentence(rng)} ") for i in range(60)]
+    write("text/wikitext2.train.txt.gz", [line for lines in heads for line in lines])
     novels = [
         f"Line {i}: {sentence(rng)} " + " ".join(f"They saw the {rng.choice(NOUNS)}, then" for _ in range(4))
         for i in range(1200)
@@ -77,25 +77,23 @@ def corpora(tmp_path_factory):
         write(f"classification/trec.{split}.jsonl.gz", rows)
     for split in ("train", "validation"):
         rows = [{"sentence": sentence(rng, 1, 12), "label": i % 3 % 2} for i in range(40)]
-        rows[5]["sentence"] = "dog " * pocket_bert.WINDOW  # no window holds it
+        rows[5]["sentence"] = "dog " * minilm.WINDOW  # no window holds it
         write(f"glue/sst2.{split}.jsonl.gz", rows)
     return folder
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
+    return hf.AutoTokenizer.from_pretrained(data_folder("models", "pocket-llama"))
 
 
 @pytest.fixture(scope="session")
 def tiny(tokenizer):
     """The recipes' own builders of networks, for tiny ones."""
     llama = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    bert = llama | {"num_hidden_layers": 3}
     t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
     return {
         "llama": partial(pocket_llama.build, **llama),
-        "bert": partial(pocket_bert.build, **bert),
         "t5": partial(pocket_t5.build, tokenizer, **t5),
     }
 
@@ -125,11 +123,11 @@ def few_stories(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(corpora, tiny, tmp_path_factory):
-    """The folder of a tiny pocket-bert, made by its own recipe."""
-    folder = tmp_path_factory.mktemp("pocket-bert")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pocket_bert, "SCHEDULE", Schedule(steps=3, peak=1e-2, warmup=1, decay=1))
-        patch.setattr(pocket_bert, "build", tiny["bert"])
-        pocket_bert.run(corpora, folder / "out", folder / "work", "cpu")
-    return folder / "out"
+def tiny_bert(tmp_path_factory):
+    """The folder of a tiny encoder without a head."""
+    folder = tmp_path_factory.mktemp("bert")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    torch.manual_seed(1)
+    hf.BertModel(hf.BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
+    tokenizer_for("masked").save_pretrained(folder)
+    return folder

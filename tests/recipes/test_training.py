@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 import eelib
 from eelib.models.lens_adapters import DraftBlock
-from recipes import losses, pocket_bert, pocket_llama, pocket_t5
+from recipes import losses, minilm, pocket_llama, pocket_t5
 from recipes.batches import Text
 from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
 from recipes.losses import distillation_loss, divergence, turning_weights, uniform_weights
+from recipes.minilm import Row, label_loss
 from recipes.own_outputs import OwnText
-from recipes.pocket_bert import MASK, WORDS, Row, label_loss, masked
 from recipes.pocket_llama import CONTEXT
 from recipes.smollm2 import FEATURES, places_of
 from recipes.texts import SEED
@@ -39,13 +39,10 @@ def fresh(dtype=torch.float32):
     return families.build("llama").requires_grad_(True).to(dtype)
 
 
-def batch_at(step):
-    rng = random.Random(step)
-    return torch.tensor([[rng.randrange(300) for _ in range(6)] for _ in range(3)])
-
-
 def batches(start):
-    return (batch_at(step) for step in count(start))
+    for step in count(start):
+        rng = random.Random(step)
+        yield torch.tensor([[rng.randrange(300) for _ in range(6)] for _ in range(3)])
 
 
 def loss_for(network):
@@ -172,17 +169,11 @@ def matrices(network):
     return tuple({names[id(p)] for group in part for p in group["params"]} for part in groups)
 
 
-def test_tables_and_heads_are_no_matrices(tiny):
-    """Embeddings, position biases, norms and heads are AdamW's; every matrix between states is Muon's."""
+def test_tables_are_no_matrices(tiny):
+    """Embeddings, position biases and norms are AdamW's; every matrix between states is Muon's."""
     muon, rest = matrices(tiny["t5"]())
     tables = {f"{s}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for s in ("encoder", "decoder")}
     assert {name for name in rest if "norm" not in name} == tables | {"shared.weight"} and len(muon) == 7 + 3 * 11
-    config = tiny["bert"]().config
-    muon, rest = matrices(pocket_bert.BertForSequenceClassification(config))
-    assert {name for name in rest if name.endswith("weight") and "LayerNorm" not in name} == {"classifier.weight"} | {
-        f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
-    }
-    assert len(muon) == 3 * 6 + 1 and "bert.pooler.dense.weight" in muon
 
 
 def test_some_layers_have_a_weight_at_some_steps():
@@ -281,31 +272,6 @@ def test_joint_optimization(recipe, made, monkeypatch):
     assert got.value.item() == pytest.approx(wanted, rel=1e-4) and got.part == "part" and got.tokens > 0
 
 
-def test_shares_of_masks():
-    """15% of the words; of these 80% hidden, 10% replaced, 10% left; nothing else is touched."""
-    ids = torch.arange(2000).repeat(500, 1) % 1000 + 1  # one id in 250 is no word
-    batch = masked(ids, torch.Generator().manual_seed(1))
-    shown, restored = batch.ids.flatten()[batch.rows], batch.ids.flatten().clone()
-    restored[batch.rows] = batch.labels
-    assert torch.equal(restored, ids.flatten()) and bool((batch.labels >= WORDS).all())
-    shares = [len(batch.rows) / int((ids >= WORDS).sum())]
-    shares += [part.float().mean().item() for part in (shown == MASK, shown == batch.labels)]
-    assert shares == pytest.approx([0.15, 0.8, 0.1], abs=0.005)
-    other = shown[(shown != MASK) & (shown != batch.labels)]
-    assert other.min() >= WORDS and len(other.unique()) > 3500
-
-
-def test_pocket_bert(tiny):
-    """Log-probabilities from the network's own logits of all positions, one piece at a time; even at first."""
-    model = tiny["bert"]().float()
-    batch = masked(torch.randint(WORDS, 4096, (5, 12)), torch.Generator().manual_seed(3))
-    scores = torch.cat([model(input_ids=row[None]).logits[0] for row in batch.ids]).double()
-    wanted = -torch.log_softmax(scores, -1)[batch.rows, batch.labels].mean()
-    loss, size, *_ = pocket_bert.masked_loss(model, batch)
-    assert len(batch.rows) > 3 and loss.dtype == torch.float32 and size == 60
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5) == pytest.approx(math.log(4096), abs=0.5)
-
-
 def some_rows(pair=False):
     rng, rows = random.Random(1), []
     for i in range(5):
@@ -318,7 +284,7 @@ def some_rows(pair=False):
 @pytest.mark.parametrize("pair", [False, True])
 def test_classifiers(tiny_bert, pair):
     """Each layer's state at position 0; in training the network's own loss, with a dropout that depends on the step."""
-    model, other = (pocket_bert.begin(str(tiny_bert), "sst2") for _ in range(2))
+    model, other = (minilm.begin(tiny_bert, "sst2", "cpu") for _ in range(2))
     state, begun = model.network.state_dict(), other.network.state_dict()
     assert all(torch.equal(state[name], begun[name]) for name in state) and model.unembed.reads == "first"
     model.network.double()
@@ -330,14 +296,14 @@ def test_classifiers(tiny_bert, pair):
             pooled = torch.tanh(model.network.bert.pooler.dense(states[layer + 1][0, 0]))
             losses[layer].append(-torch.log_softmax(model.network.classifier(pooled), -1)[row.label].item())
     means = [sum(one) / len(one) for one in losses]
-    for weights, wanted in ((uniform_weights(3), sum(means) / 3), (pocket_bert.last_alone(3), means[-1])):
+    for weights, wanted in ((uniform_weights(3), sum(means) / 3), (minilm.last_alone(3), means[-1])):
         loss, size, *_ = label_loss(model, weights, rows, 0)
         assert loss.item() == pytest.approx(wanted, rel=1e-5)
     assert size == 5 * max(len(row.ids) for row in rows)
     model.network.float().train()
-    here, there = (label_loss(model, pocket_bert.last_alone(3), rows, step).value.item() for step in (4, 5))
+    here, there = (label_loss(model, minilm.last_alone(3), rows, step).value.item() for step in (4, 5))
     torch.manual_seed(SEED * 10**6 + 4)
-    own = model.network(**pocket_bert.inputs_of(model, rows), labels=torch.tensor([row.label for row in rows])).loss
+    own = model.network(**minilm.inputs_of(model, rows), labels=torch.tensor([row.label for row in rows])).loss
     assert here == pytest.approx(own.item(), rel=1e-6) != there
 
 

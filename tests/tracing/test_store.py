@@ -215,6 +215,12 @@ def only(folder):
     return place
 
 
+def say_made(place, manifest, index=0):
+    """Leave the record of a shard that was made by a plan, with the files and counts of the plan's whole trace."""
+    record = {"sequences": manifest["plan"][index], "files": manifest["files"], "counts": manifest["counts"]["0"]}
+    store.save_sealed(store.record_file(place, index), record | {"seconds": 1.0, "date": "2026-01-02"})
+
+
 def test_a_killed_maker_s_shard_is_taken_over(model_of, alone, tmp_path):
     """Killed while it holds a shard's lock: until then others make the rest, and wait for it only if they are to."""
     log, runs = tmp_path / "log", tmp_path / "runs"
@@ -248,14 +254,8 @@ def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
     first, second = ({"finished": None, "counts": {}, "files": {}}, {})  # before it was finished, and after
     for change in (first, second):
         store.save_manifest(place, manifest | change)
-        for index, sequences in enumerate(manifest["plan"] if change else ()):
-            record = {
-                "files": manifest["files"],
-                "counts": manifest["counts"]["0"],
-                "seconds": 1.0,
-                "date": "2026-01-02",
-            }
-            store.save_sealed(store.record_file(place, index), record | {"sequences": sequences})
+        for index in range(len(manifest["plan"])) if change else ():
+            say_made(place, manifest, index)
         flip(place / "tokens-00000.parquet")
         claimed = store.claim_shards(place, store.load_manifest(place), [0], True, False)
         assert next(claimed) == 0
@@ -274,8 +274,7 @@ def test_two_processes_that_finish_count_the_seconds_once(model_of, tmp_path):
     place = only(tmp_path)
     manifest = store.load_manifest(place)
     store.save_manifest(place, manifest | {"finished": None})
-    parts = {"files": manifest["files"], "counts": manifest["counts"]["0"], "seconds": 1.0, "date": "2026-01-02"}
-    store.save_sealed(store.record_file(place, 0), parts | {"sequences": manifest["plan"][0]})
+    say_made(place, manifest)
     before = store.load_times(place)["seconds"]
     with exclusive(place, ".shard-00000.lock"):
         assert store.finish(place, False) and store.finish(place, False)
@@ -291,9 +290,7 @@ def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of,
     in_child(lambda: killed_at(5, model, tmp_path / "runs", batch_size=1, sites=False, pairs=False))
     for name in ("tokens-00000", "sequences-00000"):
         shutil.copy(old / f"{name}.parquet", place)
-    manifest = store.load_manifest(old)
-    record = {"sequences": manifest["plan"][0], "files": manifest["files"], "counts": manifest["counts"]["0"]}
-    store.save_sealed(store.record_file(place, 0), record)
+    say_made(place, store.load_manifest(old))
     assert content(small(model, tmp_path / "runs").folder) == alone
 
 

@@ -88,6 +88,7 @@ def test_sites(name, made, model_of, plain_of, oracle_of):
     trace, family = made(name), FAMILIES[name]
     sites, prompts = trace.sites, model_of(name).tokenizer(TASK.prompts[:2])["input_ids"]
     assert set(sites.tokens["sequence"]) == {0, 1}
+    assert {*sites.names} == {*family.sites, "block"} | (set() if family.parallel else {"after_attention"})
     outputs = [g["token_id"].tolist() for _, g in sites.tokens.groupby("sequence")]
     networks = (plain_of(name), oracle_of(name))
     runs = [[oracle_run(n, family, p, o) for p, o in zip(prompts, outputs)] for n in networks]
