@@ -254,18 +254,34 @@ def studies_beside(p: Parameters) -> list[Study]:
     return [Study(p, model=model, tasks=tasks, **asked, **NOT_OURS) for model, tasks in models_beside(p)]
 
 
+def entries(p: Parameters, parameter: str, such: str = "MODEL on translation/*") -> list[tuple[str, str]]:
+    """(what stands before "on", tasks) of each entry of a parameter, several with semicolons.
+
+    Raises:
+        ParameterError: one line, for an entry of another form than `such`.
+    """
+    found = []
+    for entry in filter(None, (part.strip() for part in p.get(parameter, "").split(";"))):
+        models, _, tasks = (part.strip() for part in entry.rpartition(" on "))
+        if not models or (">" in such) != (">" in models):
+            raise ParameterError(
+                f"parameter {parameter} holds {entry!r}; allowed are entries such as {such!r}, several with semicolons, "
+                "or nothing"
+            )
+        found.append((models, tasks))
+    return found
+
+
 def study_named(p: Parameters, parameter: str) -> Study | None:
     """A study of the model that a parameter names with its tasks, as in "A on translation/*"; None where it is empty.
 
     Raises:
         ParameterError: one line, for a value of another form.
     """
-    if not p[parameter].strip():
-        return None
-    model, _, tasks = (part.strip() for part in p[parameter].rpartition(" on "))
-    if not model:
-        raise ParameterError(f"parameter {parameter} is {p[parameter]!r}; allowed is 'MODEL on TASKS', or nothing")
-    return Study(p, model=model, tasks=tasks, **NOT_OURS)
+    found = entries(p, parameter)
+    if len(found) > 1:
+        raise ParameterError(f"parameter {parameter} names {len(found)} models; allowed is one, with its tasks")
+    return Study(p, model=found[0][0], tasks=found[0][1], **NOT_OURS) if found else None
 
 
 def models_beside(p: Parameters) -> list[tuple[str, str]]:
@@ -276,13 +292,7 @@ def models_beside(p: Parameters) -> list[tuple[str, str]]:
             that would have one name.
     """
     found: list[tuple[str, str]] = []
-    for entry in filter(None, (part.strip() for part in p.get("beside", "").split(";"))):
-        model, _, tasks = (part.strip() for part in entry.rpartition(" on "))
-        if not model:
-            raise ParameterError(
-                f"parameter beside holds {entry!r}; allowed are entries such as 'pocket-llama on translation/*', "
-                "several with semicolons, or nothing"
-            )
+    for model, tasks in entries(p, "beside"):
         try:
             task_names(tasks)
         except InputError as error:
@@ -343,14 +353,8 @@ def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:
         ParameterError: one line, for an entry of another form.
     """
     found = []
-    for entry in filter(None, (part.strip() for part in p.others.split(";"))):
-        models, _, tasks = (part.strip() for part in entry.rpartition(" on "))
+    for models, tasks in entries(p, "others", "A > B on translation/*"):
         before, _, after = (part.strip() for part in models.partition(">"))
-        if not (before and after):
-            raise ParameterError(
-                f"parameter others holds {entry!r}; allowed are entries such as 'A > B on translation/*', several with "
-                "semicolons, or nothing"
-            )
         found.append(pair_of(Parameters({**p, "model": before, "after": after, "tasks": tasks, **NOT_OURS})))
     return found
 
