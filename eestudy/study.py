@@ -265,8 +265,8 @@ def entries(p: Parameters, parameter: str, such: str = "MODEL on translation/*")
         models, _, tasks = (part.strip() for part in entry.rpartition(" on "))
         if not models or (">" in such) != (">" in models):
             raise ParameterError(
-                f"parameter {parameter} holds {entry!r}; allowed are entries such as {such!r}, several with semicolons, "
-                "or nothing"
+                f"parameter {parameter} holds {entry!r}; allowed are entries such as {such!r}, several with "
+                "semicolons, or nothing"
             )
         found.append((models, tasks))
     return found
