@@ -203,10 +203,14 @@ def described(study: Study) -> dict[str, Any]:
 
 
 def members(name: str, value: Any) -> list[tuple[str, Value]]:
-    """(name, value) of a number, an interval or a text, or of each number and interval in a dictionary or list."""
+    """(name, value) of a number, an interval or a text, or of each number and interval in a dictionary or list.
+
+    A series is a dictionary where its labels are names; numbered ones are rows of a table.
+    """
     if isinstance(value, (Interval, str, Number)):
         return [(name, value)]  # type: ignore[list-item]
-    inside = value.items() if isinstance(value, (Mapping, pd.Series)) else ()
+    named = isinstance(value, Mapping) or (isinstance(value, pd.Series) and value.index.inferred_type == "string")
+    inside = value.items() if named else ()
     inside = enumerate(value) if isinstance(value, (list, tuple)) else inside
     return [(f"{name}.{key}", one) for key, one in inside if isinstance(one, (Interval, Number))]  # type: ignore[misc]
 
