@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 import eelib
-from checks.products import BATCH, prompts_of, task_of
+from checks.products import BATCH, task_of
 from checks.race import drafts_of, first_difference, ours
 from checks.report import TRACES, Goal, all_of, finish, goal, headed, options
 from eelib.common.tolerances import TOLERANCES
+from eelib.exits.decoding.generate import encoded
 from eelib.models.model import Model
 from eelib.models.products import FewRows
 from eelib.tracing.decode import greedy_decode
@@ -52,7 +53,7 @@ def read_again(
 def other_tokens(fast: Model, plain: Model, tokens: int) -> dict[str, Any]:
     """How many tokens of ours are not torch's best after the same text, and by how much."""
     found: dict[str, Any] = {"batch": BATCH, "rows_limit": rows_limit(fast), "texts": 0, "tokens": 0, "margins": []}
-    prompts = prompts_of(fast, 4 * BATCH * tokens // 1000)
+    prompts = encoded(fast, task_of(fast, 4 * BATCH * tokens // 1000))
     for start in range(0, len(prompts), BATCH):
         ids, below, _ = read_again(fast, plain, prompts[start : start + BATCH], NEW_TOKENS)
         found["tokens"] += len(ids)
@@ -68,7 +69,8 @@ def drafted(model: Model, texts: int) -> list[dict[str, Any]]:
     """Of each way to draft: tokens, drafts, and outputs that are plain decoding's; of others, the margin of the token
     in which they differ first.
     """
-    task, prompts, rows = task_of(model, texts), prompts_of(model, texts), list[dict[str, Any]]()
+    task, rows = task_of(model, texts), list[dict[str, Any]]()
+    prompts = encoded(model, task)
     _, expected, _ = ours(model, None, NEW_TOKENS)(task, BATCH)
     for draft in drafts_of(model, max(1, model.layers * 5 // 6))[1:]:  # "auto" is one of them
         _, outputs, known = ours(model, draft, NEW_TOKENS, DRAFTED)(task, BATCH)
@@ -83,33 +85,22 @@ def goals(found: dict[str, Any]) -> list[Goal]:
     """Our products multiplied the batches, enough tokens were read, and none is another but in a near tie; no draft
     changes an output.
     """
-    far = sum(margin > TIE for margin in found["margins"])
+    far, drafts = sum(margin > TIE for margin in found["margins"]), found["drafts"]
     others = f"{len(found['margins'])} of {found['tokens']:,} tokens differ from torch's"
     shown = f"{far}; {others}, by {max(found['margins'], default=0.0):.2g} nats at most"
-    return [
+    less_likely = f"tokens of ours that are more than {TIE:g} nats less likely than torch's best token"
+    fewest = min((row["drafted"] for row in drafts), default=0)
+    rows = [
         goal(f"rows that our products multiply at once, for batches of {BATCH}", found["rows_limit"], at_least=BATCH),
         goal("tokens decoded with our products and compared with torch's", found["tokens"], at_least=TOKENS),
-        goal(
-            f"tokens of ours that are more than {TIE:g} nats less likely than torch's best token",
-            far,
-            at_most=0,
-            shown=shown,
-        ),
-        goal(
-            "tokens that each way drafted",
-            min((row["drafted"] for row in found["drafts"]), default=0),
-            at_least=LEAST_DRAFTED,
-        ),
-        *(
-            all_of(
-                f"outputs with draft={row['draft']!r} that equal those of plain decoding ({row['tokens']:,} tokens, "
-                f"{row['accepted']:,} of {row['drafted']:,} drafts accepted)",
-                row["texts_equal"],
-                row["texts"],
-            )
-            for row in found["drafts"]
-        ),
+        goal(less_likely, far, at_most=0, shown=shown),
+        goal("tokens that each way drafted", fewest, at_least=LEAST_DRAFTED),
     ]
+    for row in drafts:
+        accepted = f"{row['tokens']:,} tokens, {row['accepted']:,} of {row['drafted']:,} drafts accepted"
+        name = f"outputs with draft={row['draft']!r} that equal those of plain decoding ({accepted})"
+        rows.append(all_of(name, row["texts_equal"], row["texts"]))
+    return rows
 
 
 def both() -> tuple[Model, Model]:
@@ -121,7 +112,7 @@ def both() -> tuple[Model, Model]:
 def sample(models: tuple[Model, Model] | None = None) -> dict[str, Any]:
     """A small part, computed again by the tests: tokens of two outputs, and places of near ties."""
     fast, plain = models or both()
-    ids, _, apart = read_again(fast, plain, prompts_of(fast, 2), 24)
+    ids, _, apart = read_again(fast, plain, encoded(fast, task_of(fast, 2)), 24)
     return {"values": {"tokens": ids}, "near_ties": [place for place, by in enumerate(apart) if by < NEAR]}
 
 

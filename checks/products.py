@@ -5,20 +5,16 @@ at a time and 16 together. `checks.arithmetic` counts the tokens that change.
 """
 
 import statistics
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 
 import eelib
+from checks.race import ours, theirs
 from checks.report import TRACES, Goal, finish, goal, headed, options
-from eelib.exits.decoding.generate import encoded
 from eelib.models.model import Model
 from eelib.tasks.task import Task
-from eelib.tracing.decode import greedy_decode
 
 BATCH, THREADS, REPEATS, NEW_TOKENS = 16, (1, 2), 3, 64
 LEAST = {  # (batch, what ours is compared with): how many times as fast ours has to be
@@ -47,37 +43,11 @@ def task_of(model: Model, count: int) -> Task:
     return Task.from_prompts(texts, chat=bool(model.tokenizer.chat_template))
 
 
-def prompts_of(model: Model, count: int) -> list[list[int]]:
-    """Token ids of so many prompts."""
-    return encoded(model, task_of(model, count))
-
-
 def loaded(name: str, **settings: Any) -> Model:
     """The model without end tokens, so that each way writes equally many tokens."""
     model = eelib.load_model(name, device="cpu", **settings)
     model.network.generation_config.eos_token_id = model.vocab_size  # no token has this number
     return model
-
-
-def generated(model: Model, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """What transformers' own greedy generate writes."""
-    ids, mask = model.adapter.pad(prompts)
-    options = {"do_sample": False, "max_new_tokens": new_tokens, "pad_token_id": model.pad_id}
-    network: Any = model.network
-    written: list[list[int]] = network.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :].tolist()
-    return written
-
-
-def timed(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each way, in turns; one run before is not counted."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(repeats + 1):
-        for way, run in ways.items():
-            begin = time.perf_counter()
-            run()
-            if turn:
-                seconds[way].append(time.perf_counter() - begin)
-    return seconds
 
 
 def goals(rows: list[dict]) -> list[Goal]:
@@ -97,16 +67,19 @@ def main() -> None:
     parser = options(__doc__, "products")
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", help="name, folder or hub id of a decoder")
     asked = parser.parse_args()
-    head, rows = headed("products", "numba", depends=(*TRACES, "eelib/exits/decoding/generate.py")), []
-    ours = loaded(asked.model)
-    theirs = [loaded(asked.model, dtype=dtype, fast_products=False) for dtype in ("float32", "bfloat16")]
-    prompts = prompts_of(ours, BATCH)
+    head, rows = headed("products", "numba", depends=(*TRACES, "eelib/exits", "checks/race.py")), []
+    model = loaded(asked.model)
+    plain = [loaded(asked.model, dtype=dtype, fast_products=False) for dtype in ("float32", "bfloat16")]
+    ways = {one.dtype: theirs(one, NEW_TOKENS) for one in plain} | {"ours": ours(model, None, NEW_TOKENS)}
     for threads, batch in product(THREADS, (1, BATCH)):
         torch.set_num_threads(threads)
-        ways = {model.dtype: partial(generated, model, prompts[:batch], NEW_TOKENS) for model in theirs}
-        ways["ours"] = partial(greedy_decode, ours, prompts[:batch], NEW_TOKENS)
-        rows.append({"threads": threads, "batch": batch, "seconds": timed(ways, REPEATS)})
+        task, seconds = task_of(model, batch), dict[str, list[float]]()
+        for turn in range(REPEATS + 1):  # the first one is not counted
+            for way, run in ways.items():
+                took, _, _ = run(task, batch)
+                seconds[way] = [*seconds[way], took] if turn else []
+        rows.append({"threads": threads, "batch": batch, "seconds": seconds})
         print(rows[-1], flush=True)
-    head["models"] = {ours.name: ours.hash}
+    head["models"] = {model.name: model.hash}
     head["machine"] |= {"instructions": torch.backends.cpu.get_cpu_capability()}
     finish(asked.output, head, goals(rows), rows=rows)

@@ -243,15 +243,13 @@ def goals(rows: list[Row]) -> list[Goal]:
             found.append(goal(name, times["block"], at_least=EARLY_EXIT, shown=f"{times['block']:.2f} times"))
         layer = next((method for method in times if method.startswith("layer:")), None)
         if layer and ASSISTED in times:
-            ratio = next(row["times_plain_few"] for row in alone if row["method"] == layer) / times[ASSISTED]
-            name = f"{layer} over {ASSISTED}, {task}"
-            found.append(goal(name, ratio, at_least=OVER_ASSISTED, shown=f"{ratio:.2f} times"))
+            its = next(row for row in alone if row["method"] == layer)
+            ratio = its["times_plain_few"] / times[ASSISTED]
+            shown = f"{ratio:.2f} times{'' if its['drafted'] else '; it made no draft, so this is plain decoding'}"
+            found.append(goal(f"{layer} over {ASSISTED}, {task}", ratio, at_least=OVER_ASSISTED, shown=shown))
     for task in dict.fromkeys(row["task"] for row in short if row["batch"] == 1):
-        quickest(
-            short,
-            task,
-            f"the quickest draft in {SHORT} on {task}, one prompt at a time, over plain decoding in {SHORT}",
-        )
+        name = f"the quickest draft in {SHORT} on {task}, one prompt at a time, over plain decoding in {SHORT}"
+        quickest(short, task, name)
     for name, some in (("the slowest lossless method", exact), (f"the slowest draft in {SHORT}", short)):
         if some:
             low = min(some, key=lambda r: r["times_plain"])
@@ -272,10 +270,8 @@ def predicted(model: Model, asked: Any, drafts: list[str]) -> list[Row]:
         others = prompted(task.pick(list(range(min(texts, len(task) // 2), len(task)))), model, "auto", "auto")
         for draft in drafts:
             found: Any = forecast(model, draft=draft, task=others, batch_size=size, max_new_tokens=asked.new_tokens)
-            about = {"task": name, "batch": size, "method": draft, "forecast": found.speed_up}
-            counted = found.made.sequences[["passes", "drafted", "accepted"]].sum().to_dict()
-            rows.append(about | {"draft": found.made.draft, "tokens": len(found.made.tokens)} | counted)
-            print(name, size, draft, f"{found.speed_up:.2f}", flush=True)
+            rows.append({"task": name, "batch": size, "method": draft, "forecast": found.speed_up})
+            print(*rows[-1].values(), flush=True)
     return rows
 
 

@@ -2,7 +2,7 @@
 
 `crashes` kills one maker of a trace again and again with -9, then one of several. `many_prompts` gives very many
 prompts to several workers and kills them all on the way. `reproducible` asks for the same trace again, and with other
-batch sizes and numbers of threads.
+batch sizes.
 """
 
 import os
@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
@@ -82,17 +81,10 @@ def content(runs: Path) -> dict[str, bytes]:
 # ---- crashes
 
 
-def moment(runs: Path) -> str:
-    """When a maker was killed, by what is there."""
-    names = [file.name for file in runs.glob("*/*/*.*") if file.name != ".lock"]
-    half = any(name.endswith(".partial") for name in names)
-    return "during a write" if half else "between writes" if names else "before the first file"
-
-
-def kill_round(maker: Maker, scratch: Path, quiet: dict[str, bytes], seconds: float, workers: int, kills: int) -> Found:
-    """Traces by several workers, of which one is killed and another put in its place, until `kills` have happened."""
-    draw, moments, runs, identical = random.Random(SEED), Counter[str](), 0, 0
-    while sum(moments.values()) < kills:
+def kill_round(maker: Maker, scratch: Path, quiet: dict[str, bytes], seconds: float, workers: int, least: int) -> Found:
+    """Traces by several workers, of which one is killed and another put in its place, until `least` were killed."""
+    draw, kills, runs, identical = random.Random(SEED), 0, 0, 0
+    while kills < least:
         folder, mine = scratch / f"{workers}-workers-{runs}", 0
         children = [maker(folder) for _ in range(workers)]
         while mine < MOST_KILLS:
@@ -101,14 +93,12 @@ def kill_round(maker: Maker, scratch: Path, quiet: dict[str, bytes], seconds: fl
             os.kill(victim, signal.SIGKILL)
             if status_of(victim) != -signal.SIGKILL:
                 break  # it had come to its end
-            moments[moment(folder)] += 1
-            mine += 1
+            kills, mine = kills + 1, mine + 1
             children.append(maker(folder))
         statuses = [status_of(child) for child in [*children, maker(folder)]]
         runs, identical = runs + 1, identical + (not any(statuses) and content(folder) == quiet)
         shutil.rmtree(folder)
-    found = {"workers": workers, "kills": sum(moments.values()), "moments": dict(moments)}
-    return found | {"runs": runs, "identical": identical}
+    return {"workers": workers, "kills": kills, "runs": runs, "identical": identical}
 
 
 def crashes(scratch: Path) -> Found:
@@ -126,16 +116,12 @@ def crash_goals(found: Found) -> list[Goal]:
     """All came out as in an undisturbed run."""
     alone, many = found["killed"], found["workers_killed"]
     kills = alone["kills"] + many["kills"]
+    by_one = "traces by one process with kills that equal an undisturbed run byte for byte"
+    by_many = f"the same by {many['workers']} workers, one of which is killed at a time"
     return [
         goal("kills at random moments", kills, at_least=KILLS, shown=f"{kills}, {many['kills']} with several workers"),
-        all_of(
-            "traces by one process with kills that equal an undisturbed run byte for byte",
-            alone["identical"],
-            alone["runs"],
-        ),
-        all_of(
-            f"the same by {many['workers']} workers, one of which is killed at a time", many["identical"], many["runs"]
-        ),
+        all_of(by_one, alone["identical"], alone["runs"]),
+        all_of(by_many, many["identical"], many["runs"]),
     ]
 
 
@@ -193,14 +179,14 @@ def prompt_goals(found: Found) -> list[Goal]:
 
 
 def same_again(scratch: Path, limit: int, new_tokens: int, dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> Found:
-    """Each number format: the same trace again, then with other batch sizes, then with another number of threads."""
-    found: dict[str, list[Found]] = {"equal_runs": [], "batch_sizes": [], "threads": []}
+    """Each number format: the same trace again, then with other batch sizes; each with one thread."""
+    found: dict[str, list[Found]] = {"equal_runs": [], "batch_sizes": []}
     task = eelib.load_task("translation/de-en", limit)
     for dtype in dtypes:
         model = eelib.load_model(SHIPPED, dtype=dtype, device="cpu")
+        torch.set_num_threads(1)
 
-        def made(name: str, size: int, threads: int = 1, model: Model = model, dtype: str = dtype) -> Trace:
-            torch.set_num_threads(threads)
+        def made(name: str, size: int, model: Model = model, dtype: str = dtype) -> Trace:
             return eelib.trace(model, task, new_tokens, scratch / dtype / name, size, 2, 2, progress=False)
 
         first, _ = made("first", 1), made("again", 1)
@@ -209,8 +195,6 @@ def same_again(scratch: Path, limit: int, new_tokens: int, dtypes: tuple[str, ..
         for size in (4, 16):
             row = between(first, made(f"batch-{size}", size))
             found["batch_sizes"].append({"dtype": dtype, "batch_size": size, "against": 1} | row)
-        found["threads"].append({"dtype": dtype, "threads": 2, "against": 1} | between(first, made("threads", 1, 2)))
-    torch.set_num_threads(1)
     return found
 
 

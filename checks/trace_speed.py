@@ -34,7 +34,7 @@ CELLS = {  # batch -> (sequences, new tokens of each), so that each takes second
     "smollm2-135m-instruct": {1: (1, 24), 16: (16, 8)},
 }
 GIVEN = {"smollm2-135m-instruct": 300}  # positions of texts that are read, in cells that are called batch 0
-REPEATS = 2
+REPEATS, THREADS = 2, os.cpu_count() or 1
 PROMPT = 16  # tokens: the longer, the more of the time goes into reading it, which is the same for every way
 TIE = TOLERANCES[torch.float32].tie
 MOST_OF_FLOOR, MOST_MB = 1.2, 256.0
@@ -63,10 +63,10 @@ def environment(peer: str) -> str:
     return python
 
 
-def started(way: str, model: str, threads: int) -> subprocess.Popen[str]:
+def started(way: str, model: str) -> subprocess.Popen[str]:
     """The process of a way on a model; its errors are in checks/.cache."""
     python = environment(way) if way == PEER else sys.executable
-    settings = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
+    settings = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
     settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     CACHE.mkdir(exist_ok=True)
     with open(CACHE / f"{way}.log", "w") as log:
@@ -159,9 +159,9 @@ def compared(outputs: dict[str, dict[str, np.ndarray]], way: str) -> dict[str, i
 
 
 def worst(name: str, values: dict[tuple[str, int], float], unit: str, **bounds: Any) -> list[Goal]:
-    """A goal over cells, judged on the worst of them; none where nothing was measured."""
+    """A goal over cells, judged on the worst of them; where nothing was measured, it is not met."""
     if not values:
-        return []
+        return [goal(name, np.nan, shown="not measured", **bounds)]
     where = (max if "at_most" in bounds else min)(values, key=values.__getitem__)
     met = sum(goal("", value, **bounds)["met"] for value in values.values())
     shown = f"{values[where]:.3g}{unit} ({where[0]}, batch {where[1]}); {met} of {len(values)} cells meet it"
@@ -207,27 +207,23 @@ def goals(rows: list[Row]) -> list[Goal]:
 
 def main() -> None:
     """The command line."""
-    parser = options(__doc__, "trace_speed")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of every way (all cores)")
-    asked = parser.parse_args()
+    asked = options(__doc__, "trace_speed").parse_args()
     if sys.platform != "linux":
         sys.exit("memory is measured through /proc, so this check runs on Linux only")
-    if asked.threads < 1:
-        parser.error("threads must be at least 1")
     head, rows = headed("trace_speed", "numpy", depends=(*TRACES, "checks/peers", "checks/given.py")), list[Row]()
     pins = RUNNER.with_name(f"{PEER}.txt").read_text().split()
     head["versions"] |= {PEER: next(pin.split("==")[1] for pin in pins if pin.startswith(f"{PEER}=="))}
-    head["machine"]["threads"] = asked.threads
+    head["machine"]["threads"] = THREADS
     for model, cells in CELLS.items():
-        tokenizer, notes = eelib.load_model(model, device="cpu").tokenizer, list[Row]()
+        tokenizer = eelib.load_model(model, device="cpu").tokenizer
         head["models"][model] = weights_hash(Path(path_of(model)))
         with ExitStack() as stack:
             processes = dict[str, subprocess.Popen[str]]()
             for way in WAYS:
                 try:
-                    processes[way] = stack.enter_context(started(way, model, asked.threads))
-                except RuntimeError as error:
-                    notes.append({"way": way, "note": f"its environment could not be made: {error}", "seconds": None})
+                    processes[way] = stack.enter_context(started(way, model))
+                except RuntimeError as error:  # its environment could not be made
+                    print(f"{way} is left out: {error}", flush=True)
             requests = [
                 prompts(tokenizer, number) | {"given": False, "batch": batch, "new_tokens": new}
                 for batch, (number, new) in cells.items()
@@ -239,5 +235,5 @@ def main() -> None:
                 tokens = sum(len(ids) - 1 if request["given"] else request["new_tokens"] for ids in request["ids"])
                 common = {"model": model, "batch": request["batch"], "tokens": tokens}
                 ways = {way: one for way, one in processes.items() if way in READERS or not request["given"]}
-                rows += cell(ways, common, request) + [common | note for note in notes]
+                rows += cell(ways, common, request)
     finish(asked.output, head, goals(rows), repeats=REPEATS, rows=rows)

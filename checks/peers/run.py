@@ -87,12 +87,11 @@ def run_trace(model: Any, request: Request) -> Callable[[], dict]:
     made = eelib.trace(model, task, folder=runs.name, progress=False, **given)
 
     def fetch() -> dict:
-        order = made.tokens.reset_index(drop=True).sort_values(["sequence", "position"]).index.to_numpy()
-        tokens, top1 = made.tokens["token_id"].to_numpy()[order], np.asarray(made["top1"])[order]
+        tokens, top1 = made.tokens["token_id"].to_numpy(), made["top1"]
         runs.cleanup()
         if request["given"]:
             return {"top1": top1}
-        return {"tokens": tokens.reshape(-1, new), "top1": top1.reshape(*tokens.reshape(-1, new).shape, -1)}
+        return {"tokens": tokens.reshape(-1, new), "top1": top1.reshape(-1, new, top1.shape[1])}
 
     return fetch
 
@@ -115,18 +114,12 @@ def run_decode(network: Any, request: Request) -> dict:
     return {"tokens": torch.cat(made)}
 
 
-RATES: dict[int, float] = {}  # seconds per row by rows per product, found once per process
-
-
 def run_head(network: Any, request: Request) -> dict:
     """The bare products of all tokens' L+1 states with the head, in the row count that is fastest here."""
     weight = network.get_output_embeddings().weight.detach().t()
     rows = len(request["ids"]) * request["new_tokens"] * (network.config.num_hidden_layers + 1)
     sizes = [size for size in CHUNKS if size <= rows] or [rows]
-    for size in sizes:
-        if size not in RATES:
-            RATES[size] = min(product_seconds(weight, size, size) for _ in range(2)) / size
-    return {"seconds": np.array(product_seconds(weight, rows, min(sizes, key=RATES.__getitem__)))}
+    return {"seconds": np.array(min(product_seconds(weight, rows, size) for size in sizes))}
 
 
 def product_seconds(weight: Tensor, rows: int, chunk: int) -> float:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import re
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
@@ -59,21 +58,16 @@ def set_of(name: str) -> LabelledSet:
 
 
 def label_of(row: dict, labels: tuple[str, ...]) -> str:
-    """The name of a row's label, which is given by name or by number. InputError for any other value."""
+    """The name of a row's label, which is given as `named` reads it. InputError for any other value."""
     given = inside(row, "label")
-    if isinstance(given, str):
-        found = next((label for label in labels if label == given.strip().casefold()), None)
-    else:
-        number = int(given) if isinstance(given, Integral) and not isinstance(given, bool) else -1
-        found = labels[number] if 0 <= number < len(labels) else None
-    if found is None:
+    if (found := named(str(given), labels)) is None:
         hidden = " (GLUE's way to hide it)" if given == -1 else ""
         raise InputError(f"field label is {given!r}{hidden}; allowed: {', '.join(labels)}, or 0 to {len(labels) - 1}")
     return found
 
 
 def named(output: str, labels: tuple[str, ...]) -> str | None:
-    """The label that a model's output means: the same name in any case, or a number, as LABEL_1 or 1; None if none."""
+    """The label that an output, or a row's label, means: its name in any case, or LABEL_1 or 1; None if none."""
     name = output.strip().casefold()
     number = re.fullmatch(r"(?:label_)?([0-9])", name)
     if number and int(number[1]) < len(labels):

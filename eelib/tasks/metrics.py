@@ -77,17 +77,6 @@ def chrf(outputs: list[str], references: list[list[str]]) -> dict[str, float]:
     return {"chrF": sacrebleu.corpus_chrf(outputs, streams).score}
 
 
-def comet(outputs: list[str], sources: list[str], references: list[list[str]]) -> dict[str, float]:
-    """COMET-22 (0-100) as P reports it; {} where unbabel-comet is not installed."""
-    try:
-        from comet import download_model, load_from_checkpoint
-    except ImportError:
-        return {}
-    scorer = load_from_checkpoint(download_model("Unbabel/wmt22-comet-da"))
-    rows = [{"src": s, "mt": o, "ref": r[0]} for s, o, r in zip(sources, outputs, references)]
-    return {"COMET-22": 100.0 * float(scorer.predict(rows, progress_bar=False).system_score)}
-
-
 def answer_stats(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStats]:
     """Scores of answers, each the mean over items.
 

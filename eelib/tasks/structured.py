@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from eelib.common.errors import InputError
 from eelib.common.values import inside, parsed, text_of
@@ -13,8 +13,6 @@ from eelib.tasks.kind import Item, TaskKind, filled
 from eelib.tasks.metrics import ItemStats, mean_of
 
 if TYPE_CHECKING:
-    from fastjsonschema import JsonSchemaValueException
-
     from eelib.tasks.task import Task
 
 PROMPT = "### Instruction:\nWrite the order as JSON:\n### Input:\n{note}\n### Response:\n"  # our own, in P's form
@@ -45,21 +43,6 @@ SCHEMA = {
 }
 
 
-class Failure(NamedTuple):
-    """The checks that an output fails.
-
-    Attributes:
-        schema: whether it is not JSON, or does not fit the schema.
-        identifier: whether its identifier differs from the reference's, or can't be read.
-        at: what the schema rejects first, such as `id` or `items[0].count`; empty for the whole object, as where a key
-            is missing, and for outputs that pass; `JSON` where the output can't be parsed.
-    """
-
-    schema: bool
-    identifier: bool
-    at: str = ""
-
-
 @cache
 def validator() -> Any:
     """The compiled schema: a function that returns a record that fits, and raises JsonSchemaValueException if not."""
@@ -68,30 +51,20 @@ def validator() -> Any:
     return fastjsonschema.compile(SCHEMA, use_default=False)
 
 
-def problem_of(record: Any) -> JsonSchemaValueException | None:
-    """The first error of a record against the schema; None where it fits."""
+def problem_of(record: Any) -> str:
+    """What the schema rejects first in a record; empty where it fits."""
     from fastjsonschema import JsonSchemaValueException
 
     try:
         validator()(record)
     except JsonSchemaValueException as problem:
-        return problem
-    return None
+        return problem.message
+    return ""
 
 
-def failures(outputs: list[str], references: list[list[str]]) -> list[Failure]:
-    """The failed checks of each output, by the schema and by the identifier of its first reference."""
-    return [failure(output, known) for output, (known, *_) in zip(outputs, references, strict=True)]
-
-
-def failure(output: str, reference: str) -> Failure:
-    record = parsed(output)
-    given = record.get("id") if isinstance(record, dict) else None
-    wrong, problem = given != json.loads(reference)["id"], problem_of(record)
-    if problem is None:
-        return Failure(False, wrong)
-    where = (problem.name or "").removeprefix("data").removeprefix(".")
-    return Failure(True, wrong, "JSON" if record is None else where)
+def is_valid(output: str) -> bool:
+    """Whether an output is JSON that fits the schema."""
+    return not problem_of(parsed(output))
 
 
 def field_f1(output: str, reference: str) -> float:
@@ -124,7 +97,7 @@ def read_note(row: dict, number: int) -> Item:
     """The item of a note and its record; InputError where the record does not fit the schema."""
     note, record = text_of(row, "note"), inside(row, "record")
     if problem := problem_of(record):
-        raise InputError(f"field record: {problem.message}")
+        raise InputError(f"field record: {problem}")
     return Item(structured_prompt(note), note, [json.dumps(record)], str(number), fields={"note": note})
 
 
@@ -133,7 +106,7 @@ def order_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
     pairs = [(output, known) for output, (known, *_) in zip(outputs, task.references, strict=True)]
     return {
         "exact": mean_of([fixed(parsed(output)) == fixed(json.loads(known)) for output, known in pairs]),
-        "valid": mean_of([problem_of(parsed(output)) is None for output, known in pairs]),
+        "valid": mean_of([is_valid(output) for output in outputs]),
         "field F1": mean_of([field_f1(output, known) for output, known in pairs]),
     }
 

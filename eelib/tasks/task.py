@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -134,9 +135,9 @@ class Task:
     def quality(self, outputs: list[str]) -> dict[str, float]:
         """Scores (0-100) by name of the outputs, one per prompt; those without references are left out.
 
-        Translations: BLEU, chrF and, where installed, COMET-22. Answers: F1 and containment. Summaries: ROUGE-1, 2 and
-        L. Labels: accuracy, F1 and accuracy, or Matthews correlation (-100 to 100), as in GLUE. JSON: the shares of
-        outputs that are exact and valid, and the F1 of fields. InputError for another number of outputs.
+        Translations: BLEU and chrF. Answers: F1 and containment. Summaries: ROUGE-1, 2 and L. Labels: accuracy, F1 and
+        accuracy, or Matthews correlation (-100 to 100), as in GLUE. JSON: the shares of outputs that are exact and
+        valid, and the F1 of fields. InputError for another number of outputs.
         """
         if len(outputs) != len(self.references):
             raise InputError(f"{len(outputs)} outputs for {len(self.references)} prompts")
@@ -144,8 +145,7 @@ class Task:
         if not scored:
             return {}
         kept, answers = zip(*scored)
-        task = self if len(kept) == len(self) else self.pick(kept)
-        return kind_named(self.kind).scores(task, list(answers))
+        return kind_named(self.kind).scores(self.pick(kept), list(answers))
 
     def above_baseline(self, quality: dict[str, float]) -> bool:
         """Whether every score is above the baseline that was stated beforehand; true where none was stated.
@@ -210,12 +210,7 @@ def known_tasks() -> list[str]:
 
 def is_known(name: str) -> bool:
     """Whether `load_task` can try this name."""
-    if not isinstance(name, str) or not name:
-        return False
-    try:
-        return name in known_tasks() or Path(name).exists()
-    except OSError:  # too long for a file's name
-        return False
+    return isinstance(name, str) and (name in known_tasks() or os.path.exists(name))
 
 
 def load_task(name: str, limit: int | None = None, source: str | None = None) -> Task:

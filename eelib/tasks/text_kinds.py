@@ -14,7 +14,7 @@ import numpy as np
 from eelib.common.errors import InputError
 from eelib.common.values import check_text, inside, text_of, texts_of
 from eelib.tasks.kind import Item, Reader, TaskKind, filled
-from eelib.tasks.metrics import ItemStats, answer_stats, bleu, chrf, comet, rouge
+from eelib.tasks.metrics import ItemStats, answer_stats, bleu, chrf, rouge
 
 if TYPE_CHECKING:
     from eelib.tasks.task import Task
@@ -91,7 +91,7 @@ TRANSLATION = TaskKind(
     fits=lambda fields: "translation" in fields or ("source" in fields and "references" in fields),
     reader=translation_reader,
     item_stats=bleu_stats,
-    further_scores=lambda task, outputs: chrf(outputs, task.references) | comet(outputs, task.sources, task.references),
+    further_scores=lambda task, outputs: chrf(outputs, task.references),
     baseline={"BLEU": 10.0},
     wordings={"paper": TRANSLATION_PROMPT},
     instructs=True,

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from eelib.common.errors import InputError, SelfCheckError
 from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.components import site_states
 from eelib.models.model import Model
-from eelib.models.probe import block_states, foreign_code, in_turn
+from eelib.models.probe import block_states, in_turn
 from eelib.tasks.task import Task
 
 
@@ -27,6 +26,7 @@ def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> lis
     return model.encode([task.prompts[i] for i in rows], task.chat, seconds, numbers=rows)
 
 
+@torch.no_grad()
 def greedy_decode(
     model: Model, prompts: list[list[int]], max_new_tokens: int, reader: ReadoutBuffer | None = None
 ) -> list[list[int]]:
@@ -37,31 +37,23 @@ def greedy_decode(
     Returns:
         Token ids of each output, the end token included if it was reached.
     """
-    # Inference mode is quicker, but tensors made in it may not be changed outside it, and a reader may change them.
-    grad: AbstractContextManager = torch.no_grad() if reader else torch.inference_mode()
     adapter, ends = model.writer, model.eos_ids
     sizes = [len(adapter.input_ids_for(prompt, [])) for prompt in prompts]
     # Each row has a limit of its own, whatever it is batched with.
     limits = [max(1, min(max_new_tokens, model.context_length - size)) for size in sizes]
-    with grad:
-        inputs, cache = adapter.begin(prompts, max(sizes) + max(limits))
+    inputs, cache = adapter.begin(prompts, max(sizes) + max(limits))
     rows: list[int | None] = list(range(len(prompts)))  # None: finished, still in the batch, no longer read
     ids: list[list[int]] = [[] for _ in prompts]
     capture: AbstractContextManager[Any] = block_states(model.blocks) if reader else in_turn(model.blocks)
-    with grad, capture as captured:
+    with capture as captured:
         for step in range(max(limits)):
             output = model.network(**inputs, **adapter.cached(cache))
             cache = getattr(output, "past_key_values", None)
             emitted = output.logits[:, -1].argmax(-1).tolist()
             live = {index: row for index, row in enumerate(rows) if row is not None}  # place in the batch: row
             if reader:
-                layers = torch.stack([states[:, -1] for states in captured], dim=1)  # [rows, L+1, hidden_size]
-                layers = model.read_through(layers)
-                reader.add(
-                    layers if len(live) == len(rows) else layers[list(live)],
-                    list(live.values()),
-                    [emitted[index] for index in live],
-                )
+                layers = model.read_through(torch.stack([states[:, -1] for states in captured], dim=1))
+                reader.add(layers[list(live)], list(live.values()), [emitted[index] for index in live])
             for index, row in live.items():
                 ids[row].append(emitted[index])
                 if emitted[index] in ends or step + 1 == limits[row]:
@@ -86,13 +78,11 @@ def states_of(
         prompts: token ids from `Model.encode`, which for a classifier's pairs carry token types.
         outputs: token ids. A masked model and a classifier read the prompt instead: at every position, or at the one
             position that the classifier uses.
-        sites: whether to return the outputs of the sub-layers, too; InputError where they were not found.
+        sites: whether to return the outputs of the sub-layers, too, of a model that has `components`.
 
     Returns:
         [tokens, L+1, hidden_size], and {site: [tokens, L, hidden_size]}; in order of sequence, then position.
     """
-    if sites and not model.components:
-        raise InputError(model.components_error)
     layers: list[Tensor] = []
     found: dict[str, list[Tensor]] = {}
     for prompt, output in zip(prompts, outputs):
@@ -174,13 +164,7 @@ def state_at(model: Model, layer: int, inputs: dict) -> Tensor:
         if len(states) == layer + 1:  # a block that shares its weights is called several times
             raise EndOfRun
 
-    with block_states(model.blocks[:layer]) as states:
-        handle = model.blocks[layer - 1].register_forward_hook(end)  # runs after that which takes the states
-        try:
-            with suppress(EndOfRun), foreign_code():
-                model.network(**inputs)
-        finally:
-            handle.remove()
-    if len(states) <= layer:
-        raise SelfCheckError(f"{model.name}: block {layer} did not run")
+    last = model.blocks[layer - 1]  # its hook that ends the run comes after that which takes the states
+    with block_states(model.blocks[:layer]) as states, last.register_forward_hook(end), suppress(EndOfRun):
+        model.network(**inputs)
     return states[layer]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import platform
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,24 +112,17 @@ def check_given(model: Model, task: Task) -> None:
 def begin(job: Job) -> dict:
     """Return the trace's manifest, or write a new one; the caller holds the folder's lock.
 
-    Without a manifest nothing says which shards are sound, so they are deleted; so are those of another trace.
+    Without a manifest nothing says which shards are sound, so they are deleted.
     """
-    known = load_manifest(job.folder)
-    if is_of(job, known):
+    if known := load_manifest(job.folder):
         return known
     manifest = new_manifest(job)
     if (job.folder / "manifest.json").exists():
-        why = "its files are another trace's" if known else "the manifest is damaged"
-        print(f"{job.folder.name}: {why}; the trace is made anew")
+        print(f"{job.folder.name}: the manifest is damaged; the trace is made anew")
     for file in job.folder.glob("*.parquet"):
         file.unlink()
     save_manifest(job.folder, manifest)
     return manifest
-
-
-def is_of(job: Job, manifest: dict) -> bool:
-    """Whether a manifest has this trace's identity."""
-    return all(manifest.get(key) == value for key, value in job.identity.items())
 
 
 def new_manifest(job: Job) -> dict:
@@ -165,13 +157,11 @@ def new_manifest(job: Job) -> dict:
         "kind": job.task.kind,
         "architecture": model.kind,
         "vocabulary": model.vocab_size,
-        "special_ids": sorted(set(map(int, model.tokenizer.all_special_ids))),
         "prompts": len(lengths),
         **left_out,
         "batch_size": size,
         "plan": cut(lengths, sorted(fits, key=lambda i: (lengths[i], i)), size, mixed),
         "versions": versions(),
-        "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "files": {},
         "counts": {},

@@ -8,10 +8,7 @@ manifest, and the trace is finished.
 
 import hashlib
 import json
-import math
-import re
 from collections.abc import Generator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -191,12 +188,7 @@ def is_clear(folder: Path) -> bool:
 def load_times(folder: Path) -> dict:
     """Read {"seconds": for decoding and reading the finished shards, "date": day of the first shard, or "unknown"}.
 
-    Times have a file of their own, so that the manifest's bytes do not depend on them. That file has no checksum: if it
-    can't be understood, the times are 0 and "unknown".
+    Times have a file of their own, so that the manifest's bytes do not depend on them. Without it, or where it is
+    damaged, they are 0 and "unknown".
     """
-    with suppress(StorageError, TypeError, ValueError, OverflowError):
-        times = read_json(folder / "times.json")
-        seconds, date = float(times.get("seconds")), str(times.get("date"))  # type: ignore[arg-type]
-        if math.isfinite(seconds) and re.fullmatch(r"[0-9]{4}(-[0-9]{2}){2}", date):
-            return {"seconds": seconds, "date": date}
-    return {"seconds": 0.0, "date": "unknown"}
+    return {"seconds": 0.0, "date": "unknown"} | read_json(folder / "times.json")

@@ -182,7 +182,7 @@ def test_killed_workers_end_with_the_same_bytes_and_a_changed_byte_is_seen(model
     quiet = store.content(tmp_path / "quiet")
     for workers in (1, 2):
         found = store.kill_round(maker, tmp_path, quiet, 0.4, workers, 2)
-        assert sum(found["moments"].values()) == found["kills"] >= 2 and found["identical"] == found["runs"] >= 1
+        assert found["kills"] >= 2 and found["identical"] == found["runs"] >= 1
     altered = quiet | {name: data + b" " for name, data in quiet.items() if name.endswith("manifest.json")}
     assert store.kill_round(maker, tmp_path, altered, 0.4, 1, 1)["identical"] == 0
 
@@ -291,7 +291,10 @@ def test_the_floor_is_decoding_plus_products_and_what_fails_is_noted():
     found = {row["way"]: row for row in rows}
     assert found["floor"]["seconds"] == 3.0 and found["trace"]["tokens_per_second"] == 12 / 3.3
     assert found["tuned-lens"]["note"] == "no such thing" and found["tuned-lens"]["seconds"] is None
-    assert missed(trace_speed.goals(rows)) == ["speed of a trace, as a multiple of plain", SAME]  # without top-1s
+    goals = trace_speed.goals(rows)
+    absent = {row["goal"] for row in goals if row["measured"] == "not measured"}
+    assert "speed of a trace, as a multiple of tuned-lens" in absent <= {*missed(goals)}
+    assert {*missed(goals)} - absent == {"speed of a trace, as a multiple of plain", SAME}  # without top-1s
 
 
 def test_a_top_1_that_differs_counts_unless_it_is_a_tie_and_nothing_after_that_counts():
@@ -322,7 +325,8 @@ def test_the_benchmark_of_traces_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_speed, "CELLS", {"pocket-llama": {4: (6, 3)}})
     monkeypatch.setattr(trace_speed, "GIVEN", {"pocket-llama": 50})
     monkeypatch.setattr(trace_speed, "WAYS", trace_speed.WAYS[:-1])  # tuned-lens has an environment of its own
-    _, found = run("trace_speed", "--threads", "1", "--output", str(tmp_path / "a.json"))
+    monkeypatch.setattr(trace_speed, "THREADS", 1)
+    _, found = run("trace_speed", "--output", str(tmp_path / "a.json"))
     assert {row["way"] for row in found["rows"]} == {*trace_speed.WAYS, "floor"}
     assert {row["way"] for row in found["rows"] if not row["batch"]} == {"trace", "plain"}
     assert found["goals"][-1]["met"] and found["goals"] == trace_speed.goals(found["rows"])

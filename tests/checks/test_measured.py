@@ -1,5 +1,5 @@
 """What is kept in data/measured says where it is from, is of today's models, and meets the goals that it says; a part
-of it is computed again. The wordings of prompts are those that their rule takes from what is kept of them.
+of it is computed again. The wordings of prompts are those that were chosen by what is kept of them.
 """
 
 import copy
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from checks import arithmetic, cluster, lens, prompts, report, store
+from checks import arithmetic, cluster, lens, report, store
 from checks.__main__ import ENTRIES, GROUPS
 from checks.report import TINY, differing
 from checks.tiny import KINDS
@@ -23,15 +23,16 @@ from eelib.common.files import PACKAGE, data_folder
 from eelib.models.checkpoint import folder_of, path_of
 from eelib.models.folder import weights_hash
 from eelib.models.lora import hash_with_lora, lora_base
+from eelib.tasks.metrics import normalised
 from eelib.tasks.task import KINDS as TASK_KINDS
 from eestudy import measured
 
 KEPT = {file.stem: json.loads(file.read_text()) for file in sorted(data_folder("measured").glob("*.json"))}
 CHECKS = {name: kept for name, kept in KEPT.items() if "trainings" not in kept}
 MODELS = [(name, *pair) for name, kept in CHECKS.items() for pair in kept["models"].items()]
-LOGGED = json.loads((prompts.FOLDER / "log.json").read_text())
+LOG = data_folder("prompts", "log.json")
 JUDGED = dict.fromkeys(("architectures", "coverage", "products", "race", "statistics", "trace_speed"), "rows")
-JUDGED |= {"arithmetic": "found", "dtypes": "dtypes", "given": "found", "prompts": "kinds"}  # what goals are judged by
+JUDGED |= {"arithmetic": "found", "dtypes": "dtypes", "given": "found"}  # what goals are judged by
 WHOLE = {name: goals for name, (_, goals) in store.PARTS.items()} | {"cluster": cluster.goals}
 WHOLE |= {"lens": lambda kept: lens.goals(kept["rows"], kept["machine"]["load"])}
 
@@ -108,8 +109,7 @@ def test_a_kept_result_names_its_command_commit_day_and_machine_and_its_code_or_
 
 @pytest.mark.parametrize("name", [*JUDGED, *WHOLE])
 def test_the_goals_of_a_kept_result_follow_from_what_it_holds(name):
-    kept = LOGGED if name == "prompts" else KEPT[name]
-    assert json.loads(json.dumps(goals_of(name, kept))) == kept["goals"] != []
+    assert json.loads(json.dumps(goals_of(name, KEPT[name]))) == KEPT[name]["goals"] != []
 
 
 @pytest.mark.parametrize("name, where, value", WRONG)
@@ -186,32 +186,29 @@ def test_the_entry_runs_a_check_and_lists_them(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["command"] == f"python -m checks {' '.join(asked)}"
 
 
-# ---- prompts were chosen by their rule, on texts that no report uses
+# ---- prompts were chosen on texts that no report uses
 
 RUN = 8  # words in a row that no text of a report shares with one that prompts were chosen on
 
 
-def test_the_short_wordings_are_those_that_the_rule_takes_from_the_log():
-    kinds = LOGGED["kinds"]
-    assert {name for name, kind in TASK_KINDS.items() if "short" in kind.wordings} == set(kinds) == set(prompts.TRIALS)
-    assert not missed(LOGGED["goals"])
+def test_the_short_wordings_are_those_that_the_log_says_were_chosen():
+    kinds = json.loads(LOG.read_text())["kinds"]
+    assert {name for name, kind in TASK_KINDS.items() if "short" in kind.wordings} == set(kinds)
     for kind, log in kinds.items():
-        file, rows = data_folder("prompts", "development", f"{kind}.jsonl"), log["wordings"]
-        wordings = {name: {"template": row["template"], "chat": row["chat"]} for name, row in rows.items()}
+        file = data_folder("prompts", "development", f"{kind}.jsonl")
         assert log["texts"] == 20 and log["texts_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-        assert log["rule"] == prompts.rule(kind) and wordings == prompts.TRIALS[kind]["wordings"]
-        assert log["chosen"] == prompts.choice(kind, {name: row["scores"] for name, row in rows.items()})
+        assert TASK_KINDS[kind].wordings["short"] == log["wordings"][log["chosen"]]["template"]
 
 
 def runs(files):
     """Every run of RUN words in the strings of JSON files, in lower case and without punctuation."""
     strings = (json.loads(text) for file in files for text in re.findall(r'"(?:[^"\\]|\\.)*"', file.read_text()))
-    words = [prompts.normalised(text) for text in strings]
+    words = [normalised(text) for text in strings]
     return {tuple(one[i : i + RUN]) for one in words for i in range(len(one) - RUN + 1)}
 
 
 def test_texts_of_reports_share_no_run_of_words_with_those_that_prompts_were_chosen_on(tmp_path):
-    development = [*data_folder("prompts", "development").glob("*.jsonl"), prompts.FOLDER / "wordings.json"]
+    development = [*data_folder("prompts", "development").glob("*.jsonl"), LOG]
     seen = runs(development)
     assert len(seen) > 3000 and not seen & runs(data_folder("texts").rglob("*.jsonl"))
     (tmp_path / "shared.jsonl").write_text(f'{{"text": "and {" ".join(next(iter(seen)))}"}}')

@@ -111,14 +111,14 @@ def test_sub_layers_are_found_beside_massive_activations(dtype):
     assert not model.components_error and type(attention).__name__ == "LlamaAttention"
 
 
-def test_block_that_does_not_add_up_is_named(one_line):
+def test_block_that_does_not_add_up_is_named():
     """Readouts still work; sub-layers are refused with the block's name."""
     network = families.build("llama")
     handle = network.model.layers[1].register_forward_hook(changed(lambda state: state + 0.1 * state**2))
     model = prepared(network)
     handle.remove()
     assert not model.components and "\n" not in model.components_error
-    one_line(ValueError, ("model.layers.1", "add up"), lambda: states_of(model, [[5, 6]], [[7]], sites=True))
+    assert "model.layers.1" in model.components_error and "add up" in model.components_error
 
 
 # Refused

