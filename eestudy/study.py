@@ -318,7 +318,7 @@ def check_model(parameter: str, name: str) -> None:
     except InputError as error:
         raise ParameterError(f"parameter {parameter}: {error}") from error
     except Exception as error:  # transformers raises many kinds; the reader needs one line
-        raise ParameterError(f"parameter {parameter}: {not_loaded(name, error)}") from error
+        raise ParameterError(f"parameter {parameter}: model {name!r}: {not_loaded(name, error)}") from error
 
 
 def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:

@@ -30,10 +30,6 @@ def spread_over_cores() -> Iterator[Spread]:
     process have none of them.
     """
     cores = torch.get_num_threads()
-    if cores == 1:
-        yield lambda function, count, *arguments: function(0, count, *arguments)
-        return
-
     with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
 
         def spread(function: Callable[..., None], count: int, *arguments: object) -> None:

@@ -17,13 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from eelib.models.kv_cache import CacheView, KVWritten
+from eelib.models.kv_cache import CacheView
 from eelib.models.model import Model
-from eelib.models.probe import in_turn, output_of, state_of, with_tensor
-
-
-class Prepared(BaseException):
-    """Raised by the last block of a call that is prepared, so that the head does not run."""
+from eelib.models.probe import EndOfRun, in_turn, output_of, state_of, with_tensor
 
 
 @dataclass
@@ -83,7 +79,7 @@ class BlockRunner:
                     call.first = output_of(output)
                     self.output = with_tensor(output, call.first, call.first[:0])  # the form alone: states are large
             if layer == self.model.layers:
-                raise Prepared
+                raise EndOfRun  # so that the head does not run
             return with_tensor(self.output, output_of(self.output), states)
 
         return forward_or_record
@@ -92,7 +88,7 @@ class BlockRunner:
         """Run all of one call of the network but its blocks."""
         self.preparing = call = Call(inputs)
         try:
-            with suppress(Prepared):
+            with suppress(EndOfRun):
                 self.model.network(**inputs)
         finally:
             self.preparing = None
@@ -109,7 +105,7 @@ class BlockRunner:
         self.view.kv_only = True
         try:
             for above in range(layer + 1, self.model.layers + 1):
-                with suppress(KVWritten):
+                with suppress(EndOfRun):
                     self.call_block(call, above, states)
         finally:
             self.view.kv_only = False

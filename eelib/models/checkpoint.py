@@ -33,7 +33,7 @@ from eelib.common.errors import CheckpointError
 from eelib.common.files import data_folder, read_json
 from eelib.common.machine import cpu_slowdown
 from eelib.common.values import check_text, first_line, reason
-from eelib.models.folder import LAYERS, adapter_found, check_folder, check_sizes, kept_numbers, read_object
+from eelib.models.folder import ADAPTER, LAYERS, check_folder, check_sizes, kept_numbers, read_object
 from eelib.models.lens_adapters import DRAFT_FILE, TRANSLATORS_FILE
 from eelib.models.lora import CONFIG as LORA_CONFIG
 from eelib.models.lora import TOKENIZER, merge_lora
@@ -75,9 +75,7 @@ def path_of(name: str | Path) -> str:
     try:
         path = data_folder("models", name)
         if not any((path / file).exists() for file in (*MODEL_FILES, DRAFT_FILE)):
-            tagger, path = (path / "meta.json").is_file(), Path(name).expanduser()
-            if tagger and not path.exists():
-                raise CheckpointError(f"model {name!r} is a tagger for spaCy, no language model")
+            path = Path(name).expanduser()
         if path.is_dir() or find_gguf(path):  # . and .. have a name only where they lead; a link keeps its own
             return str(path.resolve() if path.name in ("", "..") else path)
         if path.is_file():
@@ -144,7 +142,7 @@ def resolve_dtype(dtype: str, device: torch.device | None) -> str:
     return dtype
 
 
-def is_quantized(config: PretrainedConfig, name: str) -> bool:
+def is_quantized(config: PretrainedConfig) -> bool:
     """Whether the checkpoint is quantized. CheckpointError for a format that transformers does not know."""
     settings = getattr(config, "quantization_config", None)
     if settings is None:
@@ -152,7 +150,7 @@ def is_quantized(config: PretrainedConfig, name: str) -> bool:
     settings = settings if isinstance(settings, dict) else settings.to_dict()
     method = settings.get("quant_method")
     if method not in AUTO_QUANTIZER_MAPPING and not (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
-        raise CheckpointError(f"model {name!r} is quantized with {method!r}, a format that transformers does not know")
+        raise CheckpointError(f"it is quantized with {method!r}, a format that transformers does not know")
     return True
 
 
@@ -171,33 +169,31 @@ def read_checkpoint(
     folder of adapters to add to the weights. CheckpointError, one line, where a part is missing or does not fit.
     """
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
-    gguf = read_header(file, name) if (file := find_gguf(path)) else None
+    gguf = read_header(file) if (file := find_gguf(path)) else None
     if gguf:
         path, options = str(gguf.path.parent), {"gguf_file": gguf.path.name}
     else:
-        check_folder(path, name, trust_remote_code)
+        check_folder(path, trust_remote_code)
     try:
-        if lora and (lora / "config.json").exists():
-            config = AutoConfig.from_pretrained(lora)
-        else:
-            config = AutoConfig.from_pretrained(path, **options)
+        own = lora if lora and (lora / "config.json").is_file() else None  # of adapters that add a head
+        config = AutoConfig.from_pretrained(own or path, **({} if own else options))
         kind = kind_of(config)
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise not_loaded(name, error) from error
     if not Path(path).is_dir():
-        check_sizes(read_object(folder_of(path, revision) / "config.json", name), name)
+        check_sizes(read_object(folder_of(path, revision) / "config.json"))
     if find_adapter_config_file(path, revision=revision):  # of the hub; a folder's was seen before
-        raise adapter_found(name)
+        raise CheckpointError(ADAPTER)
     network_class = getattr(transformers, (config.architectures or [""])[0] or "-", CLASSES[kind])
     config_class = getattr(network_class, "config_class", None)
     if config_class and not isinstance(config, config_class):
         config = config.get_text_config(decoder=True)  # the language model of a larger one
-    quantized = is_quantized(config, name)
+    quantized = is_quantized(config)
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
     more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
     if Path(path).is_dir() and not quantized:
-        held = (gguf.tensors, gguf.numbers) if gguf else kept_numbers(Path(path), name)
-        check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, held, name)
+        held = (gguf.tensors, gguf.numbers) if gguf else kept_numbers(Path(path))
+        check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, held)
     files = gguf.options if gguf else {"use_safetensors": True, "revision": revision, **more}
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report of missing weights: they are checked below
@@ -219,16 +215,14 @@ def read_checkpoint(
         own = lora if lora and (lora / TOKENIZER[0]).is_file() else None  # as training saved it, with its chat template
         tokenizer = AutoTokenizer.from_pretrained(own or path, **({} if own else options))
     except Exception as error:
-        raise CheckpointError(f"model {name!r} has no tokenizer that can be loaded ({reason(error)})") from error
+        raise CheckpointError(f"it has no tokenizer that can be loaded ({reason(error)})") from error
     if shapes := sorted(str(wrong[0]) for wrong in loaded["mismatched_keys"]):
-        raise CheckpointError(
-            f"model {name!r}: weights have other shapes than its configuration: {', '.join(shapes[:3])}"
-        )
+        raise CheckpointError(f"weights have other shapes than its configuration: {', '.join(shapes[:3])}")
     given = merge_lora(network, lora) if lora else set()
     if missing := sorted(set(loaded["missing_keys"]) - given):  # transformers would leave them random
-        raise CheckpointError(f"model {name!r} lacks weights: {', '.join(missing[:3])}")
-    check_no_layer_left(network, loaded["unexpected_keys"], name)
-    check_tokenizer(tokenizer, network, None if gguf else folder_of(path, revision), name)
+        raise CheckpointError(f"it lacks weights: {', '.join(missing[:3])}")
+    check_no_layer_left(network, loaded["unexpected_keys"])
+    check_tokenizer(tokenizer, network, None if gguf else folder_of(path, revision))
     if device is not None and not quantized:
         network.to(device)
     title = gguf.title if gguf else describe(path).get("title", "")
@@ -236,7 +230,7 @@ def read_checkpoint(
 
 
 def check_extent(
-    build: Callable[[PretrainedConfig], nn.Module], config: PretrainedConfig, held: tuple[int, int], name: str
+    build: Callable[[PretrainedConfig], nn.Module], config: PretrainedConfig, held: tuple[int, int]
 ) -> None:
     """CheckpointError where a configuration asks for far more than the weight files hold, `held` (tensors, numbers).
 
@@ -246,9 +240,7 @@ def check_extent(
     text = config.get_text_config(decoder=True)
     layers = max([n for key in LAYERS if isinstance(n := getattr(text, key, None), int)], default=0)
     if layers > tensors:  # each has at least one, but where all share theirs
-        raise CheckpointError(
-            f"model {name!r}: its configuration has {layers:,} layers, its weights {tensors:,} tensors"
-        )
+        raise CheckpointError(f"its configuration has {layers:,} layers, its weights {tensors:,} tensors")
     try:
         with torch.device("meta"):
             network = build(copy.deepcopy(config))
@@ -256,48 +248,41 @@ def check_extent(
         return
     asked = sum(part.numel() for part in (*network.parameters(), *network.buffers()))
     if asked > UNTIED * numbers + BESIDE:
-        raise CheckpointError(
-            f"model {name!r}: its configuration asks for {asked:,} numbers, its weights hold {numbers:,}"
-        )
+        raise CheckpointError(f"its configuration asks for {asked:,} numbers, its weights hold {numbers:,}")
 
 
-def check_no_layer_left(network: PreTrainedModel, left: Iterable[str], name: str) -> None:
+def check_no_layer_left(network: PreTrainedModel, left: Iterable[str]) -> None:
     """CheckpointError where the files hold weights, `left`, of further layers than the configuration has."""
     known = {re.sub(r"\.\d+\.", ".N.", key) for key in network.state_dict()}
     beyond = getattr(network.config.get_text_config(decoder=True), "num_nextn_predict_layers", None)
     found = sorted(key for key in left if re.search(r"\.\d+\.", key) and re.sub(r"\.\d+\.", ".N.", key) in known)
     if found and not beyond:  # those that predict further tokens stand behind the layers
-        raise CheckpointError(
-            f"model {name!r}: its configuration leaves out weights that it holds: {', '.join(found[:3])}"
-        )
+        raise CheckpointError(f"its configuration leaves out weights that it holds: {', '.join(found[:3])}")
 
 
-def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path | None, name: str
-) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel, folder: Path | None) -> None:
     """CheckpointError for a tokenizer with no file in `folder`, with more tokens than the model, or with no length."""
     files = {file for key, file in tokenizer.vocab_files_names.items() if key != "tokenizer_config_file"}
     patterns = (*files, "tokenizer.json", "tokenizer.*.json", "tekken.json", "*.model", "*.tiktoken")
     if folder and files and not any(file.is_file() for pattern in patterns for file in folder.glob(pattern)):
-        raise CheckpointError(f"model {name!r} has no tokenizer; needed is one of {', '.join(sorted(files))}")
+        raise CheckpointError(f"it has no tokenizer; needed is one of {', '.join(sorted(files))}")
     longest = tokenizer.model_max_length
     if not isinstance(longest, (int, float)) or isinstance(longest, bool):
-        raise CheckpointError(f"model {name!r}: the tokenizer's model_max_length is {longest!r}; it must be a number")
+        raise CheckpointError(f"the tokenizer's model_max_length is {longest!r}; it must be a number")
     embeddings = getattr(embeddings_of(network), "num_embeddings", None)
     ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder)  # some name what others have
     if embeddings and max(ordinary, default=0) >= embeddings:
         raise CheckpointError(
-            f"model {name!r} knows {embeddings:,} tokens, its tokenizer has ids up to {max(ordinary):,}; "
-            "it is another model's"
+            f"it knows {embeddings:,} tokens, its tokenizer has ids up to {max(ordinary):,}; it is another model's"
         )
 
 
 def not_loaded(name: str, error: Exception) -> CheckpointError:
-    """The error of a checkpoint that could not be loaded: one line with the reason and, if not found, the choices."""
+    """The error of the model `name` that could not be loaded: the reason and, if it was not found, the choices."""
     known = ", ".join(shipped_models()) or "none"
     more = f"; shipped models: {known}; or give a local folder or a hub id with safetensors weights"
     here = name not in PACKAGED and Path(path_of(name)).exists()
-    return CheckpointError(f"model {name!r} could not be loaded ({reason(error)})" + ("" if here else more))
+    return CheckpointError(f"it could not be loaded ({reason(error)})" + ("" if here else more))
 
 
 def folder_of(path: str, revision: str | None) -> Path:

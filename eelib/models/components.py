@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from eelib.common.errors import CheckpointError
 from eelib.common.tolerances import same, tolerance
-from eelib.models.probe import Call, Runs, output_of, output_replaced, state_of, with_tensor
+from eelib.models.probe import NONE, Call, EndOfRun, Runs, output_of, output_replaced, state_of, with_tensor
 
 Scale = float | Tensor  # one factor, or one for each dimension [hidden_size]
 ONE: Scale = 1.0
 MOST = 20  # candidates that are tried for one block
-NOT_YET = torch.empty(0)  # in place of the state of a site that has not run
 
 
 @dataclass
@@ -43,28 +42,22 @@ class BlockComponents:
     constant: Tensor | None = None
 
 
-class Enough(Exception):
-    """Raised to end a run of the network once the wanted sub-layer has run."""
-
-
 def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: str) -> list[BlockComponents]:
     """The sub-layers of every block; CheckpointError if those of one, with its skip, do not add up to its output."""
     found: list[BlockComponents] = []
     roles: dict[tuple[str, ...], list[str]] = {}
     starts = {id(call): i for i, call in enumerate(runs.calls)}
     ends = [starts[id(block)] for block in blocks]
-    known: list[tuple[str, ...]] = []
     for number, block in enumerate(blocks):
         begin = ends[number - 1] + 1 if number and blocks[number - 1].name == block.name else 0
         calls = [reshaped(c, block) for c in runs.calls[begin : ends[number]] if c.name.startswith(block.name + ".")]
         once = Counter(c.name for c in calls)  # a module that runs twice in a block is no site
-        calls = [c for c in calls if c.output is not None and once[c.name] == 1]
-        chosen, scales, norms, skip = sum_of(block, calls, known, name)
+        calls = [c for c in calls if c.output.numel() and once[c.name] == 1]
+        chosen, scales, norms, skip = sum_of(block, calls, [*roles], name)
         constant = None if norms or not (isinstance(skip, float) and skip == 1.0) else constant_of(block, chosen)
         names = tuple(c.name.removeprefix(block.name) for c in chosen)
         if names not in roles:
             roles[names] = roles_of(network, block, chosen, runs)
-            known.append(names)
         sums: dict[str, list[tuple[nn.Module, Scale]]] = {}
         for site, call, scale in zip(roles[names], chosen, scales):
             sums.setdefault(site, []).append((call.module, scale))
@@ -80,15 +73,10 @@ def find_components(network: nn.Module, blocks: list[Call], runs: Runs, name: st
 
 
 def reshaped(call: Call, block: Call) -> Call:
-    """The call with a batch dimension added to tensors that lack it; an output of another shape becomes None."""
-    shape = block.given.shape
-
-    def fit(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.shape != shape[1:] else tensor.unsqueeze(0)
-
-    given = fit(call.output)
-    given = given if given is not None and given.shape == shape else None
-    return Call(call.name, call.module, fit(call.input), given)
+    """The call with a batch dimension added to tensors that lack it; an output of another shape becomes NONE."""
+    shape = block.output.shape
+    taken, given = (t.unsqueeze(0) if t.shape == shape[1:] else t for t in (call.input, call.output))
+    return Call(call.name, call.module, taken, given if given.shape == shape else NONE)
 
 
 def sum_of(
@@ -101,7 +89,7 @@ def sum_of(
     candidates: list[Call] = []
     order = {id(c): i for i, c in enumerate(calls)}
     for call in sorted(calls, key=lambda c: c.name.count(".")):  # of modules with one output, the outermost
-        if not any(torch.equal(call.given, other.given) for other in candidates):
+        if not any(torch.equal(call.output, other.output) for other in candidates):
             candidates.append(call)
     shallow = sorted(candidates[:12], key=lambda c: order[id(c)])
     candidates = sorted(candidates[:MOST], key=lambda c: order[id(c)])
@@ -111,7 +99,7 @@ def sum_of(
     more = [list(chosen) for size in (4, 5) for chosen in combinations(shallow, size)]
 
     def first_sum(tries: list[list[Call]]) -> list[Call] | None:
-        return next((chosen for chosen in tries if adds_up(block.taken + sum_up(c.given for c in chosen), block)), None)
+        return next((some for some in tries if adds_up(block.input + sum_up(c.output for c in some), block)), None)
 
     found = first_sum(tries)
     if found is None and (postnorm := postnorm_sum(candidates, calls, block)):
@@ -122,7 +110,7 @@ def sum_of(
     tries += [[c] for c in candidates] + [chosen for chosen in more if len(chosen) == 4]
     for fit in (scaled, scaled_by_dimension):
         for chosen in tries:
-            factors = fit([block.taken, *(c.given for c in chosen)], block)
+            factors = fit([block.input, *(c.output for c in chosen)], block)
             if factors is not None:
                 return chosen, factors[1:], [], factors[0]
     raise CheckpointError(
@@ -140,25 +128,25 @@ def adds_up(total: Tensor, block: Call) -> bool:
 
     The state's values may be a thousand times the terms', so its own rounding is allowed too, element by element.
     """
-    taken, given = block.taken.double(), block.given.double()
-    rounding = 4 * torch.finfo(block.given.dtype).eps * given.abs()
-    allowed = tolerance(block.given).same * (given - taken).abs().max() + rounding
+    taken, given = block.input.double(), block.output.double()
+    rounding = 4 * torch.finfo(block.output.dtype).eps * given.abs()
+    allowed = tolerance(block.output).same * (given - taken).abs().max() + rounding
     return bool(((total.double() - given).abs() <= allowed).all())
 
 
 def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
     """The vector [hidden_size] that a block adds at every position to its input and sub-layers; None if none."""
-    total = block.taken + sum_up(c.given for c in chosen)
-    rest = (block.given - total)[0].mean(0)
+    total = block.input + sum_up(c.output for c in chosen)
+    rest = (block.output - total)[0].mean(0)
     return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
 
 
 def scaled(terms: list[Tensor], block: Call) -> list[Scale] | None:
     """Least-squares factors of the terms, if the weighted sum is the block's output and needs every term; else None."""
-    columns, factors = least_squares(terms, block.given)
-    one = (factors - 1).abs() < 10 * tolerance(block.given).factor  # a term may be small beside the sum
+    columns, factors = least_squares(terms, block.output)
+    one = (factors - 1).abs() < 10 * tolerance(block.output).factor  # a term may be small beside the sum
     factors[one] = 1.0
-    if bool((factors.abs() < 1e-3).any()) or not adds_up((columns @ factors).reshape(block.given.shape), block):
+    if bool((factors.abs() < 1e-3).any()) or not adds_up((columns @ factors).reshape(block.output.shape), block):
         return None
     return [float(f) for f in factors]
 
@@ -172,23 +160,23 @@ def least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
     """As `scaled`, with a factor for each term and dimension, as learned residual weights and layer scales need."""
-    factors = torch.empty(block.given.shape[-1], len(terms), dtype=torch.float64, device=block.given.device)
+    factors = torch.empty(block.output.shape[-1], len(terms), dtype=torch.float64, device=block.output.device)
     for begin, end in ((0, 32), (32, None)):  # most choices fail within the first dimensions
         some = slice(begin, end)
         columns = torch.stack([term[0, :, some].double().T for term in terms], -1)  # [dimensions, tokens, terms]
         if not len(columns):
             break
-        wanted = block.given[0, :, some].double().T.unsqueeze(-1)
+        wanted = block.output[0, :, some].double().T.unsqueeze(-1)
         factors[some] = torch.linalg.lstsq(columns, wanted, driver=None if wanted.is_cuda else "gelsd").solution[..., 0]
-        some_of_it = Call(block.name, block.module, block.taken[..., some], block.given[..., some])
+        some_of_it = Call(block.name, block.module, block.input[..., some], block.output[..., some])
         if not adds_up((columns @ factors[some].unsqueeze(-1)).squeeze(-1).T.unsqueeze(0), some_of_it):
             return None
-    return None if bool((factors.abs().amax(0) < 1e-3).any()) else [f.to(block.given.dtype) for f in factors.T]
+    return None if bool((factors.abs().amax(0) < 1e-3).any()) else [f.to(block.output.dtype) for f in factors.T]
 
 
 def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tuple[list[Call], list[Call]] | None:
     """Sub-layers and norms of a post-norm block, up to three of norm(state + sub-layer(state)); else None."""
-    state = block.taken
+    state = block.input
     chosen: list[Call] = []
     norms: list[Call] = []
     for _ in range(3):
@@ -197,11 +185,10 @@ def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tupl
                 (c, n)
                 for n in calls
                 for c in candidates
-                if n.input is not None
-                and n.taken.shape == state.shape
+                if n.input.shape == state.shape
                 and n.module is not c.module
-                and not torch.equal(n.taken, c.given)
-                and same(n.taken, state + c.given)
+                and not torch.equal(n.input, c.output)
+                and same(n.input, state + c.output)
             ),
             None,
         )
@@ -209,8 +196,8 @@ def postnorm_sum(candidates: list[Call], calls: list[Call], block: Call) -> tupl
             return None
         chosen.append(step[0])
         norms.append(step[1])
-        state = step[1].given
-        if torch.equal(state, block.given):
+        state = step[1].output
+        if torch.equal(state, block.output):
             return (chosen, norms) if len({c.name for c in (*chosen, *norms)}) == 2 * len(chosen) else None
     return None
 
@@ -222,20 +209,20 @@ def roles_of(network: nn.Module, block: Call, chosen: list[Call], runs: Runs) ->
 
     The block runs again on its recorded input, with the recorded outputs of the sub-layers before the tested one.
     """
-    plain = [c.given for c in chosen]
+    plain = [c.output for c in chosen]
     source = getattr(network.config, "is_encoder_decoder", False)
     other = {**runs.inputs, "input_ids": runs.inputs["input_ids"].flip(1)}
 
     def reads(index: int, position: int) -> bool:
         """Whether the last position of a sub-layer's output changes with the block's input at another position."""
-        bent = block.taken.clone()
+        bent = block.input.clone()
         bent[:, position] = bent[:, position].flip(-1) * 0.5 + bent[:, position].abs().mean()
         seen = run_block(network, block, chosen, index, plain, bent, runs.inputs)
         return not same(seen[:, -1], plain[index][:, -1])
 
     roles = []
     for index in range(len(chosen)):
-        if source and not same(run_block(network, block, chosen, index, plain, block.taken, other), plain[index]):
+        if source and not same(run_block(network, block, chosen, index, plain, block.input, other), plain[index]):
             roles.append("cross_attention")
         else:
             roles.append("attention" if reads(index, -2) else "feed_forward")
@@ -257,10 +244,10 @@ def run_block(
         return with_tensor(args, old, state), with_tensor(kwargs, old, state)
 
     def leave(_module: nn.Module, _args: tuple, output: object) -> None:
-        seen.append(output_of(output).reshape(block.given.shape).clone().to(block.given.device))
-        raise Enough
+        seen.append(output_of(output).reshape(block.output.shape).clone().to(block.output.device))
+        raise EndOfRun
 
-    with ExitStack() as hooks, suppress(Enough):
+    with ExitStack() as hooks, suppress(EndOfRun):
         hooks.enter_context(block.module.register_forward_pre_hook(enter, with_kwargs=True))
         for call, value in zip(chosen[:index], plain):
             hooks.enter_context(output_replaced(call.module, value))
@@ -273,15 +260,15 @@ def after_attention(
     block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale, roles: list[str]
 ) -> nn.Module | None:
     """A module whose input is the state after attention; None if there is none, as in parallel blocks."""
-    added = sum_up(c.given.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
-    state = block.taken.double() * skip + added
-    readers = [c for c in calls if c.input is not None and c.taken.shape == block.given.shape]
-    reader = next((c for c in readers if same(c.taken, state.to(c.taken.dtype))), None)
+    added = sum_up(c.output.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
+    state = block.input.double() * skip + added
+    readers = [c for c in calls if c.input.shape == block.output.shape]
+    reader = next((c for c in readers if same(c.input, state.to(c.input.dtype))), None)
     if reader is None and constant_of(block, chosen) is not None:
-        moved = [(c, state + (c.taken.double() - state).mean(1, keepdim=True)) for c in readers]
-        reader = next((c for c, total in moved if same(c.taken, total.to(c.taken.dtype))), None)
+        moved = [(c, state + (c.input.double() - state).mean(1, keepdim=True)) for c in readers]
+        reader = next((c for c, total in moved if same(c.input, total.to(c.input.dtype))), None)
     if reader is None and (isinstance(skip, Tensor) or skip != 1.0):  # it may be scaled after attention only
-        reader = next((c for c in readers if same_mix(c.taken, [block.taken, added])), None)
+        reader = next((c for c in readers if same_mix(c.input, [block.input, added])), None)
     return reader.module if reader is not None else None
 
 
@@ -300,49 +287,38 @@ def site_states(blocks: list[nn.Module], components: list[BlockComponents]) -> I
     block. A sub-layer's state is the term that it adds to the block's output.
     """
     sites: dict[str, list[Tensor]] = {}
-    counts: dict[nn.Module, int] = {}
-    current: dict[nn.Module, tuple[int, torch.Size]] = {}
-    home: list[torch.device] = []
-    indexes = {block: [i for i, other in enumerate(blocks) if other is block] for block in blocks}
+    begun: list[tuple[torch.Size, torch.device]] = []  # of the inputs of all blocks that have begun, in order
 
-    def put(block: nn.Module, site: str, value: Tensor, more: bool = False) -> None:
-        index, shape = current[block]
-        values = sites.setdefault(site, [NOT_YET] * len(blocks))
-        value = value.reshape(shape).clone().to(home[0])  # some blocks add to a sub-layer's output in place
+    def put(site: str, value: Tensor, more: bool = False) -> None:
+        index, shape, home = (len(begun) - 1) % len(blocks), begun[-1][0], begun[0][1]
+        values = sites.setdefault(site, [NONE] * len(blocks))
+        value = value.reshape(shape).clone().to(home)  # some blocks add to a sub-layer's output in place
         values[index] = values[index] + value if more else value
 
-    def enter(block: nn.Module) -> Callable[[nn.Module, tuple, dict], None]:
-        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
-            turn = counts[block] = counts.get(block, -1) + 1
-            state = state_of(args, kwargs)
-            current[block] = indexes[block][turn % len(indexes[block])], state.shape
-            if not home:  # all sites end up where the first block's input is
-                home.append(state.device)
+    def enter(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+        state = state_of(args, kwargs)
+        begun.append((state.shape, state.device))
 
-        return hook
-
-    def leave(
-        block: nn.Module, site: str, scale: Scale = 1.0, more: bool = False
-    ) -> Callable[[nn.Module, tuple, object], None]:
+    def leave(site: str, scale: Scale = 1.0, more: bool = False) -> Callable[[nn.Module, tuple, object], None]:
         def hook(_module: nn.Module, _args: tuple, output: object) -> None:
             value = output_of(output)
             factor = scale.to(value.device) if isinstance(scale, Tensor) else scale
-            put(block, site, value * factor, more)
+            put(site, value * factor, more)
 
         return hook
 
-    def took(block: nn.Module) -> Callable[[nn.Module, tuple, dict], None]:
-        return lambda _m, args, kwargs: put(block, "after_attention", state_of(args, kwargs))
+    def took(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+        put("after_attention", state_of(args, kwargs))
 
     with ExitStack() as hooks:
         for block, own in dict(reversed(list(zip(blocks, components)))).items():
-            hooks.enter_context(block.register_forward_pre_hook(enter(block), with_kwargs=True))
+            hooks.enter_context(block.register_forward_pre_hook(enter, with_kwargs=True))
             for site, modules in own.sums.items():
                 for number, (module, scale) in enumerate(modules):
-                    hooks.enter_context(module.register_forward_hook(leave(block, site, scale, number > 0)))
+                    hooks.enter_context(module.register_forward_hook(leave(site, scale, number > 0)))
             if own.post_norm is not None:
-                hooks.enter_context(own.post_norm[0].register_forward_hook(leave(block, "after_attention")))
+                hooks.enter_context(own.post_norm[0].register_forward_hook(leave("after_attention")))
             elif own.after is not None:
-                hooks.enter_context(own.after.register_forward_pre_hook(took(block), with_kwargs=True))
-            hooks.enter_context(block.register_forward_hook(leave(block, "block")))
+                hooks.enter_context(own.after.register_forward_pre_hook(took, with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(leave("block")))
         yield sites

@@ -4,7 +4,6 @@ A classifier's head reads the state of one position, a language model's head tha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -87,23 +86,18 @@ class Head(nn.Module):
 # The path from the last block to the projection
 
 
-@dataclass
-class HeadPath:
-    """Modules in order, their names, the last one's output, and the position whose state they take (or `EACH`)."""
-
-    steps: list[nn.Module]
-    names: list[str]
-    state: Tensor
-    position: int
+HeadPath = tuple[list[nn.Module], Tensor, int]  # modules, the output of the last, the position they take (or EACH)
 
 
-def find_head_path(last: Call, goal: Tensor, calls: list[Call], name: str, end: str) -> HeadPath:
-    """The modules among `calls` that turn the output of `last`, one after another, into `goal` or a multiple of it.
+def find_head_path(last: Call, into: Call, calls: list[Call], name: str) -> HeadPath:
+    """The modules among `calls` that turn the output of `last`, one after another, into the input of `into`, or into a
+    multiple of it.
 
-    Where several take a state, each is tried, outermost first, since poolers and other heads do not lead to `goal`.
-    CheckpointError names `end` and the module where the path was lost.
+    Where several take a state, each is tried, outermost first, since poolers and other heads do not lead to `into`.
+    CheckpointError names it and the module where the path was lost.
     """
-    ready = [c for c in calls if c.input is not None and c.output is not None]
+    goal = into.input
+    ready = [c for c in calls if c.input.numel() and c.output.numel()]
     ready.sort(key=lambda call: call.name.count("."))
     lost = [last.name]
 
@@ -112,21 +106,21 @@ def find_head_path(last: Call, goal: Tensor, calls: list[Call], name: str, end: 
         if at is None and same_direction(state, goal):
             at = EACH
         if at is not None:
-            return HeadPath([m for m, _ in steps], [n for _, n in steps], state, position if at == EACH else at)
+            return [module for module, _ in steps], state, position if at == EACH else at
         if len(steps) == LONGEST:
             return None
         for call in ready:
-            at = where(state, call.taken)
-            if at is None or torch.equal(call.given.flatten(), state.flatten()):
+            at = where(state, call.input)
+            if at is None or torch.equal(call.output.flatten(), state.flatten()):
                 continue
             if at == EACH:
-                at = picked(call, state) if state.ndim == 3 and call.given.ndim == 2 else position
-            found = on(call.given, [*steps, (call.module, call.name)], at)
+                at = picked(call, state) if state.ndim == 3 and call.output.ndim == 2 else position
+            found = on(call.output, [*steps, (call.module, call.name)], at)
             if found is not None:
                 return found
         for act in ACTIVATIONS:  # some families call it as a function, which leaves no module behind
             after = act(state)
-            for taken in (*(call.taken for call in ready), goal):
+            for taken in (*(call.input for call in ready), goal):
                 at = where(after, taken, same)
                 if at is not None:
                     found = on(taken, [*steps, (act, type(act).__name__)], position if at == EACH else at)
@@ -136,9 +130,11 @@ def find_head_path(last: Call, goal: Tensor, calls: list[Call], name: str, end: 
         lost.append(steps[-1][1] if steps else last.name)
         return None
 
-    found = on(last.given, [], EACH)
+    found = on(last.output, [], EACH)
     if found is None:
-        raise CheckpointError(f"{name}: the way from {lost[-1]} to {end} was not found: no module takes that state on")
+        raise CheckpointError(
+            f"{name}: the way from {lost[-1]} to the head {into.name} was not found: no module takes that state on"
+        )
     return found
 
 
@@ -160,7 +156,7 @@ def picked(call: Call, state: Tensor) -> int:
                 alone = first_tensor(call.module(state[:, i : i + 1]))
         except Unsupported:
             return EACH
-        if alone is not None and same(alone, call.given):
+        if alone is not None and same(alone, call.output):
             return i
     return EACH
 
@@ -178,10 +174,9 @@ def without_holders(calls: list[Call], network: nn.Module, projection: nn.Module
 # Language models: logits at each position
 
 
-def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> Head:
-    """The head of a language model, checked against the logits of the probe run.
-
-    CheckpointError names the module where the path from the last block is lost.
+def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
+    """(the head of a language model, None, since all positions have logits). CheckpointError names the module where the
+    path from the last block is lost.
     """
     projection = network.get_output_embeddings()
     if projection is None:
@@ -190,31 +185,17 @@ def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> He
     into = next((c for c in after if c.module is projection), None)
     if into is None:
         raise CheckpointError(f"{name}: the head {type(projection).__name__} was not called after block {last.name}")
-    path = find_head_path(last, into.taken, without_holders(after, network, projection), name, f"the head {into.name}")
-    scores, logits = into.given.float(), runs.logits.float()
+    steps, state, _ = find_head_path(last, into, without_holders(after, network, projection), name)
+    scores, logits = into.output.float(), runs.logits.float()
     if scores.shape != logits.shape:
         raise CheckpointError(
             f"{name}: the head {into.name} gives {tuple(scores.shape)}, the network's logits are {tuple(logits.shape)}"
         )
     bias = bias_of(network, logits - scores) if not same_direction(scores, logits) else None
-    within = tolerance(into.given, runs.logits).factor
+    within = tolerance(into.output, runs.logits).factor
     scale, softcap = (1.0, 0.0) if bias is not None else scaling_of(network, scores, logits, within)
-    input_scale = factor_between(into.taken, path.state)
-    head = Head(path.steps, projection, last.given.shape[-1], logits.shape[-1], input_scale, scale, softcap, bias)
-    check_rebuilt(
-        head(last.given[0]),
-        runs.logits[0],
-        f"{name}: {' > '.join([*path.names, type(projection).__name__])} on the last state differs from the model's "
-        "own logits",
-    )
-    return head
-
-
-def check_rebuilt(got: Tensor, logits: Tensor, message: str) -> None:
-    """CheckpointError with `message` where a head's logits are not the network's own."""
-    if not close(got.to(logits.dtype), logits):
-        worst = float((got - logits.float()).abs().max()) if got.shape == logits.shape else float("nan")
-        raise CheckpointError(f"{message} by {worst:.3g}, so its layers can't be read out")
+    input_scale = factor_between(into.input, state)
+    return Head(steps, projection, last.output.shape[-1], logits.shape[-1], input_scale, scale, softcap, bias), None
 
 
 def bias_of(network: PreTrainedModel, rest: Tensor) -> Tensor | None:
@@ -255,19 +236,25 @@ def scaling_of(network: PreTrainedModel, scores: Tensor, logits: Tensor, within:
 def prove_head(
     network: PreTrainedModel, head: Head, blocks: list[Call], runs: Runs, name: str, position: int | None
 ) -> None:
-    """Replace the last block's output by a middle layer's state: the network's logits must be the head's of that state.
+    """The network's logits must be its head's: of the last block's output, and of a middle layer's state in its place.
 
     A head that fits the final state by luck does not pass. CheckpointError where the logits differ.
     """
-    state = blocks[(len(blocks) - 1) // 2].given
-    with output_replaced(blocks[-1].module, state, [c.module for c in blocks[:-1]].count(blocks[-1].module)):
-        logits = network(**runs.inputs).logits.to(state.device)
-    check_rebuilt(
-        head(state[0] if position is None else state[0, position : position + 1]),
-        logits[0] if position is None else logits,
-        f"{name}: with a middle layer's state in place of {blocks[-1].name}'s output the network's logits differ from "
-        "its head's",
-    )
+    last, middle = blocks[-1], blocks[(len(blocks) - 1) // 2].output
+    with output_replaced(last.module, middle, [c.module for c in blocks[:-1]].count(last.module)):
+        swapped = network(**runs.inputs).logits.to(middle.device)
+    path = " > ".join(type(step).__name__ for step in (*head.steps, head.projection))
+    read = slice(None) if position is None else slice(position, position + 1)
+    for state, logits, which in (
+        (last.output, runs.logits, "the last state"),
+        (middle, swapped, f"a middle layer's state, in place of {last.name}'s output,"),
+    ):
+        got, wanted = head(state[0, read]), logits[0] if position is None else logits
+        if not close(got.to(wanted.dtype), wanted):
+            raise CheckpointError(
+                f"{name}: {path} on {which} differs from the model's own logits by "
+                f"{float((got - wanted.float()).abs().max()):.3g}, so its layers can't be read out"
+            )
 
 
 # Classifiers: label scores of one position
@@ -282,33 +269,26 @@ def find_classifier_head(network: PreTrainedModel, last: Call, runs: Runs, name:
             f"{name}: a regression head has no labels to choose from; allowed are classifiers of 2 or more"
         )
     after = calls_after(last, runs)
-    linear = [c for c in after if isinstance(c.module, nn.Linear) and c.input is not None and c.output is not None]
-    into = next((c for c in reversed(linear) if c.given.shape[-1] == labels and rows_with(c.given, runs.logits)), None)
+    linear = [c for c in reversed(after) if isinstance(c.module, nn.Linear) and c.output.shape[-1] == labels]
+    into = next((c for c in linear if rows_with(c.output, runs.logits)), None)
     if into is None:
         raise CheckpointError(f"{name}: no linear head gives the network's label scores")
-    path = find_head_path(last, into.taken, without_holders(after, network, into.module), name, f"the head {into.name}")
-    position = path.position
+    steps, _, position = find_head_path(last, into, without_holders(after, network, into.module), name)
     if position == EACH:
-        rows = rows_with(into.given, runs.logits)
-        if len(rows) != 1 or into.given.ndim != 3:
+        rows = rows_with(into.output, runs.logits)
+        if len(rows) != 1 or into.output.ndim != 3:
             raise CheckpointError(
                 f"{name}: the label scores are not those of one position's state, so no layer can be read out"
             )
         position = rows[0]
-    count, ids, end = last.given.shape[1], runs.inputs["input_ids"][0].tolist(), end_token(network)
+    count, ids, end = last.output.shape[1], runs.inputs["input_ids"][0].tolist(), end_token(network)
     reads = {ids.index(end) if end in ids else None: "eos", 0: "first", count - 1: "last"}.get(position)
     if reads is None:
         raise CheckpointError(
             f"{name}: the label scores are read at position {position} of {count}, which is neither the "
             "first, the last nor the end token's"
         )
-    head = Head(path.steps, into.module, last.given.shape[-1], labels, reads=reads)
-    check_rebuilt(
-        head(last.given[0, position : position + 1]),
-        runs.logits,
-        f"{name}: {' > '.join([*path.names, into.name])} on the last state differs from the label scores",
-    )
-    return head, position
+    return Head(steps, into.module, last.output.shape[-1], labels, reads=reads), position
 
 
 def rows_with(scores: Tensor, logits: Tensor) -> list[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from eelib.models.probe import foreign_code
+from eelib.models.probe import EndOfRun, foreign_code
 
 # ---- for plain decoding
 
@@ -67,10 +67,6 @@ def growing_cache(config: PretrainedConfig | None = None, limit: int = 0) -> Dyn
 
 
 # ---- for early exit
-
-
-class KVWritten(BaseException):
-    """Raised to end a block once it has stored its keys and values."""
 
 
 @dataclass
@@ -138,7 +134,7 @@ class RaggedKVLayer(CacheLayerMixin):
                 stored = buffer[:, :, :end]
                 found.append(stored if view.rows is None else stored[view.rows])
         if view.kv_only:
-            raise KVWritten
+            raise EndOfRun
         return found[0], found[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -167,9 +163,6 @@ class SourceLayer(RaggedKVLayer):
         self.buffers, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length(), 0
-
     def get_seq_length(self) -> int:
         return self.buffers[0].shape[2] if self.buffers else 0
 
@@ -184,17 +177,10 @@ class RaggedKVCache:
     def __init__(self, layers: int, rows: int, capacity: int, with_source: bool, with_block: bool):
         self.view = CacheView(rows, capacity)
         self.layers = [RaggedKVLayer(self.view) for _ in range(layers + with_block)]
-        own = DynamicCache()
-        own.layers = list(self.layers)
-        own.layer_class_to_replicate = None
-        self.cache: Cache = own
-        self.sources: list[SourceLayer] = []
+        self.sources = [SourceLayer(self.view) for _ in range(layers if with_source else 0)]
+        self.cache = Cache(layers=list(self.layers))
         if with_source:
-            self.sources = [SourceLayer(self.view) for _ in range(layers)]
-            source = DynamicCache()
-            source.layers, source.layer_class_to_replicate = list(self.sources), None
-            self.cache = EncoderDecoderCache(own, source)
-            self.cache.is_updated = dict.fromkeys(range(layers), False)
+            self.cache = EncoderDecoderCache(self.cache, Cache(layers=list(self.sources)))
 
     def grown(self, slots: int) -> list[Tensor]:
         """The keys and the values of all layers that have some, with room for `slots` slots."""

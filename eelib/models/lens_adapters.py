@@ -29,7 +29,6 @@ from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
 from eelib.models.attention import takes_booleans
-from eelib.models.kv_cache import GrowingLayer
 from eelib.models.probe import arguments_of, in_turn, output_of
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class DraftBlock(nn.Module):
                 f"{model.layers - 1}, or 'features' of layer {model.layers}"
             )
         self.accepted: tuple[float, ...] = ()
-        self.kind, self.layer, self.layers = kind, layer, model.layers
+        self.kind, self.layer = kind, layer
         with in_turn(model.blocks):
             self.block = copy.deepcopy(model.blocks[min(layer, model.layers - 1)]).float().requires_grad_(True)
         named = arguments_of(type(self.block).forward)  # GPT-NeoX has another word for the cache
@@ -88,8 +87,7 @@ class DraftBlock(nn.Module):
                 part.layer_idx = model.layers  # type: ignore[assignment]  # where its keys and values are
         if kind == "features":
             self.join = nn.Linear(2 * model.hidden_size, model.hidden_size, bias=False)
-            with torch.no_grad():
-                self.join.weight.copy_(torch.eye(model.hidden_size).repeat(1, 2))
+            self.join.weight = nn.Parameter(torch.eye(model.hidden_size).repeat(1, 2))
         self.register_buffer("tokens", tokens.int())
         # in a tuple, so that they are no part of this module
         self.rotations: tuple[Any] = (getattr(model.network.base_model, "rotary_emb", None),)
@@ -118,15 +116,12 @@ class DraftBlock(nn.Module):
         """The states after this block, of states [rows, new, hidden_size].
 
         `mask` [rows, old + new]: 0 where a row is padded; None: nowhere. `cache`: with the keys and values of the old
-        tokens; None: there are no old tokens.
+        tokens, in one more layer than the model has; None: there are no old tokens.
         """
         if mask is None:
             mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
         mask, new = mask.to(states.device), states.shape[1]
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
-        if cache is not None:
-            while len(cache.layers) <= self.layers:  # the last one is for this block's keys and values
-                cache.layers.append(GrowingLayer())
         return self.at(states, places, visible(mask, new), cache)
 
     def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:

@@ -45,23 +45,23 @@ def lora_base(path: str | Path) -> str:
     others = [file for file in folder.glob("*.safetensors") if file.name != WEIGHTS]
     if others or not ((folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()):
         return ""
-    settings = read_object(folder / CONFIG, folder.name)
+    settings = read_object(folder / CONFIG)
     for key, allowed in PLAIN.items():
         if (given := settings.get(key, allowed) or allowed) != allowed:
-            raise CheckpointError(f"model {folder.name!r}: {CONFIG} has {key} {given!r}; allowed is {allowed!r}")
+            raise CheckpointError(f"{CONFIG} has {key} {given!r}; allowed is {allowed!r}")
     begun = settings.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower() not in KEEPING:
         raise CheckpointError(
-            f"model {folder.name!r}: {CONFIG} has init_lora_weights {begun!r}, which changes the base; allowed: true, "
-            f"false, {', '.join(KEEPING)}, or adapters saved with PEFT's path_initial_model_for_weight_conversion"
+            f"{CONFIG} has init_lora_weights {begun!r}, which changes the base; allowed: true, false, "
+            f"{', '.join(KEEPING)}, or adapters saved with PEFT's path_initial_model_for_weight_conversion"
         )
     base, rank, alpha = (settings.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
     if not isinstance(base, str) or not base or Path(base) == folder:
-        raise CheckpointError(f"model {folder.name!r}: {CONFIG} does not name the model that it is of")
+        raise CheckpointError(f"{CONFIG} does not name the model that it is of")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1 or not isinstance(alpha, (int, float)):
         raise CheckpointError(
-            f"model {folder.name!r}: {CONFIG} has r {rank!r} and lora_alpha {alpha!r}; r must be a whole number, "
-            "at least 1, and lora_alpha a number"
+            f"{CONFIG} has r {rank!r} and lora_alpha {alpha!r}; r must be a whole number, at least 1, and lora_alpha a "
+            "number"
         )
     return base
 
@@ -91,7 +91,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
     tensor that is no update, such as a new head's, replaces the weight of its name. CheckpointError for a tensor that
     fits no weight, or that replaces a shared weight, which PEFT would replace in one of its places only.
     """
-    settings = read_object(folder / CONFIG, folder.name)
+    settings = read_object(folder / CONFIG)
     scale = settings["lora_alpha"] / settings["r"]
     try:
         tensors = safetensors.torch.load_file(folder / WEIGHTS)
@@ -108,7 +108,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
             up = tensors.get(key.removesuffix(DOWN) + UP, tensor[:0])
             value = scale * up.float() @ value if up.shape[1:] == value.shape[:1] == (settings["r"],) else up
         if name not in weights or value.shape != weights[name].shape:
-            raise CheckpointError(f"model {folder.name!r}: {key!r} fits no weight of {type(network).__name__}")
+            raise CheckpointError(f"{folder / WEIGHTS}: {key!r} fits no weight of {type(network).__name__}")
         if not torch.isfinite(value).all():
             raise CheckpointError(f"{folder / WEIGHTS} holds values that are not finite")
         if update:
@@ -117,7 +117,7 @@ def merge_lora(network: nn.Module, folder: Path) -> set[str]:
             if torch.equal(base, base.bfloat16().float()):
                 value = value.bfloat16()
         elif places[id(weights[name])] > 1:
-            raise CheckpointError(f"model {folder.name!r}: {key!r} replaces a weight that the base's head shares")
+            raise CheckpointError(f"{folder / WEIGHTS}: {key!r} replaces a weight that the base's head shares")
         else:
             replaced.add(name)
         weights[name].copy_(value)

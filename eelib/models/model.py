@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eelib.common.errors import CheckpointError
+from eelib.common.errors import CheckpointError, about
 from eelib.common.files import model_folder
 from eelib.common.values import check_name, first_line, reason
 from eelib.models.attention import use_grouped_attention
@@ -29,11 +29,11 @@ from eelib.models.checkpoint import (
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import ENCODER_WINDOW, WINDOWS, weights_hash
 from eelib.models.fused_blocks import use_fused_blocks
-from eelib.models.head import Head, end_token, prove_head
+from eelib.models.head import Head, end_token, find_classifier_head, find_head, prove_head
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
-from eelib.models.model_kinds import MODEL_KINDS, Classifier, GenerativeKind, ModelKind
-from eelib.models.probe import accepts, embeddings_of, find_blocks, record
+from eelib.models.model_kinds import MODEL_KINDS, Causal, Classifier, ModelKind, stack
+from eelib.models.probe import embeddings_of, find_blocks, record
 from eelib.models.products import use_fast_products
 
 TEMPLATE_TEXT = 2**20  # characters that a chat template may add to a prompt; a good one adds a few thousand
@@ -88,10 +88,10 @@ class Model:
         return MODEL_KINDS[self.kind](self)
 
     @property
-    def writer(self) -> GenerativeKind:
+    def writer(self) -> Causal:
         """The `adapter` of a model that writes tokens. CheckpointError for a masked model or a classifier."""
         adapter = self.adapter
-        if not isinstance(adapter, GenerativeKind):
+        if not isinstance(adapter, Causal):
             raise CheckpointError(f"{self.name}: a {self.kind} model writes no tokens")
         return adapter
 
@@ -190,9 +190,6 @@ class Model:
         """One layer's states [n, hidden_size] after its translator, if there is one."""
         return states if self.translators is None else self.translators.at(layer, states)
 
-    def accepts(self, argument: str) -> bool:
-        return accepts(self.network, argument)
-
     def encode(
         self,
         prompts: list[str],
@@ -237,10 +234,8 @@ class Model:
         """A prompt as a user's message in the chat template. CheckpointError where the template fails or never ends."""
         turn, their = [{"role": "user", "content": prompt}], f"{self.name}: the tokenizer's chat template"
         try:
-            with at_most(TEMPLATE_SECONDS, CheckpointError(f"{their} does not end")):
+            with at_most(TEMPLATE_SECONDS):
                 text = str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-        except CheckpointError:
-            raise
         except Exception as error:  # whatever a template of somebody else's raises
             raise CheckpointError(f"{their} fails ({type(error).__name__}: {first_line(error)})") from error
         if len(text) > len(prompt) + TEMPLATE_TEXT:
@@ -306,12 +301,13 @@ def load_model(
             raise CheckpointError(f"{name} is read through translators of {base!r}, which has translators itself")
         model = load_model(base, dtype, device, revision, trust_remote_code, fast_products)
         return with_translators(model, Path(path))
-    base, lora = lora_base(path), None
+    with about(f"model {own_name!r}"):
+        base, lora = lora_base(path), None
     if base:
         lora, path = Path(path), path_of(base)
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
-    with nullcontext() if Path(path).exists() else hub_or_cache():
+    with nullcontext() if Path(path).exists() else hub_or_cache(), about(f"model {base or name!r}"):
         network, tokenizer, kind, title = read_checkpoint(
             base or name, path, dtype, where, revision, trust_remote_code, lora
         )
@@ -351,10 +347,11 @@ def prepare(
     """
     ids, adapter = probe_ids(network, tokenizer), MODEL_KINDS[kind]
     runs = record(network, adapter.plain_inputs(network, adapter.probe_ids(network, ids)))
-    blocks = find_blocks(network, runs, name, adapter.stack(network))
+    blocks = find_blocks(network, runs, name, stack(network))
     if not bool(torch.isfinite(runs.logits).all()):
         raise CheckpointError(f"{name}: the logits hold values that are not finite")
-    head, position = adapter.find_head(network, blocks[-1], runs, name)
+    find = find_classifier_head if kind == "classifier" else find_head
+    head, position = find(network, blocks[-1], runs, name)
     prove_head(network, head, blocks, runs, name, position)
     try:
         components, missing = find_components(network, blocks, runs, name), ""
@@ -369,13 +366,13 @@ def prepare(
 
 
 @contextmanager
-def at_most(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` if the Python code inside takes longer; this thread's clock is checked at each line of it."""
+def at_most(seconds: float) -> Iterator[None]:
+    """TimeoutError if the Python code inside takes longer; this thread's clock is checked at each line of it."""
     end, before = time.monotonic() + seconds, sys.gettrace()
 
     def check(_frame: FrameType, _event: str, _value: object) -> Callable[..., Any]:
         if time.monotonic() > end:
-            raise error
+            raise TimeoutError("it does not end")
         return check
 
     sys.settrace(check)

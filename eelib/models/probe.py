@@ -22,25 +22,17 @@ from eelib.common.files import PACKAGE
 from eelib.common.machine import is_out_of_memory
 from eelib.common.values import first_line
 
+NONE = torch.empty(0)  # in place of a tensor that there is not
+
 
 @dataclass
 class Call:
-    """One module call of the probe run: its input and output (the first floating tensor of each; None: none)."""
+    """One module call of the probe run: its input and output, the first floating tensor of each; NONE without any."""
 
     name: str
     module: nn.Module
-    input: Tensor | None
-    output: Tensor | None
-
-    @property
-    def taken(self) -> Tensor:
-        """The input. CheckpointError if there is no tensor."""
-        return there(self.input, f"module {self.name} takes")
-
-    @property
-    def given(self) -> Tensor:
-        """The output. CheckpointError if there is no tensor."""
-        return there(self.output, f"module {self.name} gives")
+    input: Tensor
+    output: Tensor
 
 
 @dataclass
@@ -50,6 +42,10 @@ class Runs:
     calls: list[Call]
     inputs: dict[str, Any]
     logits: Tensor
+
+
+class EndOfRun(BaseException):
+    """Raised to end a run of a network, or of one block; as a BaseException, it passes a network's own handlers."""
 
 
 class Unsupported(Exception):
@@ -134,17 +130,15 @@ def record(network: nn.Module, inputs: dict[str, Any]) -> Runs:
     CheckpointError if the network has no head.
     """
     calls, home = list[Call](), inputs["input_ids"].device
+    names = {module: name for name, module in network.named_modules()}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple, dict, object], None]:
-        def keep(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-            taken, given = first_argument(args, kwargs), first_tensor(output)
-            calls.append(Call(name, module, *(t if t is None else t.detach().clone().to(home) for t in (taken, given))))
-
-        return keep
+    def keep(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        found = first_argument(args, kwargs), first_tensor(output)
+        calls.append(Call(names[module], module, *(NONE if t is None else t.detach().clone().to(home) for t in found)))
 
     with ExitStack() as hooks:
-        for name, module in network.named_modules():
-            hooks.enter_context(module.register_forward_hook(hook(name), with_kwargs=True))
+        for module in names:
+            hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         output = network(**inputs)
     logits = there(getattr(output, "logits", None), "the network gives logits in")
     return Runs(calls, inputs, logits.detach().to(home))
@@ -156,31 +150,27 @@ def find_blocks(network: nn.Module, runs: Runs, name: str, inside: str = "") -> 
     A block that is called several times (shared weights) is listed once for each call. CheckpointError if there is no
     such list, or a block's output is not finite. `inside`: the beginning of the lists' names.
     """
-    calls: dict[str, list[Call]] = {}
-    order = {id(call): i for i, call in enumerate(runs.calls)}
-    for call in runs.calls:
-        calls.setdefault(call.name, []).append(call)
     tokens = runs.inputs["input_ids"].shape[1]
     best: list[Call] = []
     reason = "no list of transformer blocks was found in the network"
     for path, module in network.named_modules():
         if not isinstance(module, nn.ModuleList) or not path.startswith(inside):
             continue
-        found = [c for i in range(len(module)) for c in calls.get(f"{path}.{i}", [])]
-        found.sort(key=lambda c: order[id(c)])
+        names = {f"{path}.{i}" for i in range(len(module))}
+        found = [call for call in runs.calls if call.name in names]
         if len(found) <= len(best):
             continue
-        if any(c.input is None or c.output is None for c in found) or len(found) < 2 <= len(module):
+        if not all(c.input.numel() and c.output.numel() for c in found) or len(found) < 2 <= len(module):
             continue
-        shape = (1, tokens, *found[0].given.shape[-1:])
-        odd = next((c for c in found if c.given.shape != shape), None)
-        bad = next((c.name for c in found if odd is None and not bool(torch.isfinite(c.given).all())), None)
+        shape = (1, tokens, *found[0].output.shape[-1:])
+        odd = next((c for c in found if c.output.shape != shape), None)
+        bad = next((c.name for c in found if odd is None and not bool(torch.isfinite(c.output).all())), None)
         if bad is not None:
             raise CheckpointError(f"{name}: the output of block {bad} holds values that are not finite")
-        broken = next((b for a, b in pairwise(found) if not torch.equal(a.given, b.taken)), None)
+        broken = next((b for a, b in pairwise(found) if not torch.equal(a.output, b.input)), None)
         if odd is not None:
             reason = (
-                f"block {odd.name} gives a state of shape {tuple(odd.given.shape)}, not the same "
+                f"block {odd.name} gives a state of shape {tuple(odd.output.shape)}, not the same "
                 f"(1, {tokens}, hidden_size) at every layer"
             )
         elif broken is not None:

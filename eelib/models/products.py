@@ -8,6 +8,7 @@ are float32. Where our products of many rows are also faster than torch's, they 
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from threading import Lock, local
 from time import thread_time
 from typing import Any
@@ -361,12 +362,9 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
 
     Measured is the processor time of one core, which other work on the machine hardly changes.
     """
-    every, torchs, sizes = [], [], [0]
-    for layer in layers:
-        if sizes[-1] < SAMPLE:
-            every.append(FewRows(layer, ROWS[-1]))
-            torchs.append(layer.forward)
-            sizes.append(sizes[-1] + layer.weight.numel())
+    sizes = [0, *accumulate(layer.weight.numel() for layer in layers)]
+    sample = [layer for layer, size in zip(layers, sizes) if size < SAMPLE]
+    every, torchs = [FewRows(layer, ROWS[-1]) for layer in sample], [layer.forward for layer in sample]
     gained, cores, drawn = 0, torch.get_num_threads(), torch.Generator().manual_seed(0)
     setting = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]  # the module replaces itself
     rounds = setting in ("tf32", "bf16")  # torch's may round factors

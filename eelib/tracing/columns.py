@@ -40,9 +40,10 @@ def describe(
     body = ids[:-1] if ended else ids
     if model.labels:
         output = model.labels[ids[0]]
-        texts, starts, ends = [output], [0], [len(output)]
+        texts, starts, ends, special = [output], [0], [len(output)], set[int]()  # its ids are labels
     else:
         texts, starts, ends, output = token_texts(model.tokenizer, body)
+        special = set(model.tokenizer.all_special_ids)
     if ended:
         texts = texts + [str(model.tokenizer.decode(ids[-1:]))]
         starts, ends = starts + [len(output)], ends + [len(output)]
@@ -55,7 +56,7 @@ def describe(
         "start": starts,
         "end": ends,
         "is_eos": [token in end_ids for token in ids],
-        "is_special": model.adapter.are_special(prompt, ids),
+        "is_special": [token in special for token in (prompt if model.kind == "masked" else ids)],
         "truncated": [truncated] * count,
         "group": [group] * count,
     }

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from eelib.lens.readout import Readout, ReadoutBuffer, top_ids
 from eelib.models.components import site_states
 from eelib.models.model import Model
-from eelib.models.probe import block_states, in_turn
+from eelib.models.probe import EndOfRun, block_states, in_turn
 from eelib.tasks.task import Task
 
 
@@ -146,10 +146,6 @@ def read_given(model: Model, firsts: list[list[int]], rest: list[list[int]]) -> 
         finals.append(top_ids(model.unembed, layers[:, -1]))
         reader.add(layers, [row] * len(text), finals[-1])
     return finals, reader.finish()
-
-
-class EndOfRun(BaseException):
-    """Raised after the block at which a run ends; as a BaseException, it passes a network's own handlers."""
 
 
 @torch.no_grad()

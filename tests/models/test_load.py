@@ -201,7 +201,7 @@ def test_what_can_not_be_read_out_is_refused_in_one_line(case, one_line):
     one_line(CheckpointError, ("odd", *parts), lambda: prepared(network, kind))
 
 
-@pytest.mark.parametrize("where", ["model.find_components", "model.prove_head", "model_kinds.find_head"])
+@pytest.mark.parametrize("where", ["model.find_components", "model.prove_head", "model.find_head"])
 def test_a_bug_in_probing_is_the_cause_of_the_refusal(where, folder_of, monkeypatch):
     """The reader gets one line that names the error; who looks for the bug finds it with its traceback."""
 

@@ -248,7 +248,7 @@ def test_a_base_without_a_head_is_not_offered_but_what_has_its_adapters():
         ("no-such-model", {}, ("no-such-model", "shipped models")),
         ("./no/such/folder", {}, ("./no/such/folder", "does not exist")),
         (__file__, {}, ("is a file", "its folder")),
-        ("pocket-tagger", {}, ("pocket-tagger", "no language model")),
+        ("pocket-tagger", {}, ("pocket-tagger", "shipped models")),  # a tagger for spaCy
         ("nobody/no-such-model", {}, ("nobody/no-such-model", "shipped models")),
         ("llama", {"dtype": "float8"}, ("dtype 'float8'", "float32")),
         ("llama", {"device": "tpu9"}, ("device 'tpu9'", "cpu")),

@@ -59,7 +59,7 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch):
         (["pocket-t5"], "git archive 574ee76 data/models/pocket-t5 "),
         (["pocket-t5", "--minutes", "3"], "pocket-t5 is not trained in legs, so it takes no --minutes"),
         (["pocket-llama", "--measure"], "there is no model in"),
-        (["smollm2-135m-instruct-joint", "--minutes", "3"], "model 'no-such-model' could"),
+        (["smollm2-135m-instruct-joint", "--minutes", "3"], "model 'no-such-model': it could"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([*more, "--corpora", str(tmp_path), *folders])

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from eelib.models.block_runner import Call
 from eelib.models.kv_cache import RaggedKVCache
 from eelib.models.model import Model
-from eelib.models.probe import foreign_code
+from eelib.models.probe import accepts, foreign_code
 
 SLACK = 32  # slots that all sequences of a call waste before they move to the left
 
@@ -120,7 +120,7 @@ def takes_holes(model: Model) -> bool:
     and no layer has a sliding window.
     """
     config = model.network.config
-    if getattr(model.network.base_model, "rotary_emb", None) is None or not model.accepts("position_ids"):
+    if getattr(model.network.base_model, "rotary_emb", None) is None or not accepts(model.network, "position_ids"):
         return False
     with foreign_code():
         layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
