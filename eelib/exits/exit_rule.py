@@ -130,7 +130,7 @@ def by_moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float] |
 Threshold = Constant | Decaying | Estimated  # what a score is compared with
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class ExitRule:
     """Exit at the first layer at which the gate's score passes the threshold; else at layer L.
 
@@ -143,33 +143,22 @@ class ExitRule:
     """
 
     gate: Gate
-    threshold: Threshold
-    exit_layers: tuple[int, ...] | None
-    minimum_layer: int
-    full_depth_tokens: int
+    threshold: Any = None  # a Threshold, once the rule is made
+    exit_layers: tuple[int, ...] | None = None
+    minimum_layer: int = 1
+    full_depth_tokens: int = 0
 
-    def __init__(
-        self,
-        gate: Gate,
-        threshold: Threshold | float | None = None,
-        exit_layers: tuple[int, ...] | None = None,
-        minimum_layer: int = 1,
-        full_depth_tokens: int = 0,
-    ) -> None:
-        check_whole("minimum_layer", minimum_layer, 1)
-        check_whole("full_depth_tokens", full_depth_tokens, 0)
-        check_exit_layers(exit_layers)
-        limit: Any = gate.default if threshold is None else threshold
-        if isinstance(limit, Real) and not isinstance(limit, bool) and not math.isnan(limit):
-            limit = Constant(float(limit))
-        if not isinstance(limit, Threshold):
-            raise InputError(f"threshold {limit!r} is not allowed; it must be a number, or a threshold that changes")
-        if isinstance(limit, Estimated) and len(exit_layers or ()) != 1:
+    def __post_init__(self) -> None:
+        check_whole("minimum_layer", self.minimum_layer, 1)
+        check_whole("full_depth_tokens", self.full_depth_tokens, 0)
+        check_exit_layers(self.exit_layers)
+        limit = self.gate.default if self.threshold is None else self.threshold
+        limit = limit if isinstance(limit, Threshold) else Constant(limit)
+        if isinstance(limit, Estimated) and len(self.exit_layers or ()) != 1:
             raise InputError("an estimated threshold is fitted at one exit (FREE); give it as exit_layers=(layer,)")
-        exit_layers = None if exit_layers is None else tuple(map(int, exit_layers))
-        values = (gate, limit, exit_layers, int(minimum_layer), int(full_depth_tokens))
-        for name, value in zip(self.__dataclass_fields__, values):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "threshold", limit)
+        if self.exit_layers is not None:
+            object.__setattr__(self, "exit_layers", tuple(map(int, self.exit_layers)))
 
     def check(self, layers: int) -> None:
         """InputError where the rule does not fit a model of L `layers`."""

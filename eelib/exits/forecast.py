@@ -67,18 +67,13 @@ def prompt_seconds(model: Model, task: Task, batch_size: int = 1) -> float:
 
 
 def step_seconds(
-    costs: PassCosts,
-    exits: np.ndarray,
-    kv_policy: str = "copy",
-    asked: Sequence[int] = (),
-    reads: Sequence[float] | float = 1.0,
-    batch: int = 1,
+    costs: PassCosts, exits: np.ndarray, kv_policy: str, asked: Sequence[int], reads: np.ndarray, batch: int
 ) -> float:
     """Expected seconds of one step of `batch` rows, whose tokens exit at layers drawn from `exits` [n].
 
-    All rows run as deep as the deepest. At each layer in `asked` the gate reads a share of the head, `reads`: one
-    number, or one for each layer 1..L. An exit where the gate reads nothing, and one at layer L, reads the head once.
-    Under the KV policy "deferred", exited tokens run with the next token that needs them.
+    All rows run as deep as the deepest. At each layer in `asked` the gate reads a share of the head, `reads` [L]. An
+    exit where the gate reads nothing, and one at layer L, reads the head once. Under the KV policy "deferred", exited
+    tokens run with the next token that needs them.
     """
     at = np.arange(1, costs.layers + 1)
     runs, ends = ((exits[:, None] >= at).mean(axis=0), (exits[:, None] == at).mean(axis=0))
@@ -86,54 +81,19 @@ def step_seconds(
     tokens = batch / np.maximum(some, 1e-9) if kv_policy == "deferred" else np.full(costs.layers, float(batch))
     call = costs.upto(batch, 0, 0)
     blocks = some @ [costs.upto(rows, 1, 0) - costs.upto(rows, 0, 0) for rows in tokens.round().astype(int).tolist()]
-    share = np.broadcast_to(np.asarray(reads, float), costs.layers)
-    read = sum(some[layer - 1] * share[layer - 1] for layer in asked if layer < costs.layers)
-    emits = ends[(share == 0) | (at == costs.layers)]
+    read = sum(some[layer - 1] * reads[layer - 1] for layer in asked)
+    emits = ends[(reads == 0) | (at == costs.layers)]
     read += (1 - (1 - emits) ** batch).sum()
     return float(call + blocks + read * (costs.upto(batch, 0) - call))
 
 
-def seconds(
-    costs: PassCosts,
-    plans: Sequence[Planned],
-    kv_policy: str,
-    asked: Sequence[int] = (),
-    reads: Sequence[float] | float = 1.0,
-    prompt: float = 0.0,
-    batch: int = 1,
-    draft: int = DRAFT_LENGTH,
-) -> float:
-    """Seconds to decode sequences in batches under the KV policy `kv_policy`, in closed form; `prompt`: of one prompt.
+@dataclass(frozen=True)
+class Forecast:
+    """The expected speed of decoding with exits, compared with plain decoding, in closed form.
 
     The tokens of a batch's rows exit independently, and its outputs count as equally long. The first token of each
     output comes with its prompt. A round of drafts (Leviathan et al. 2023) ends where a token would run all blocks, or
-    after `draft` drafts, and each draft is right with the same chance. InputError: an unknown policy; no sequence.
-    """
-    policy = kv_policy_named(kv_policy)
-    if not plans:
-        raise InputError("a forecast needs at least one sequence")
-    exits, agrees = (np.concatenate([getattr(plan, name)[1:] for plan in plans]) for name in ("exits", "agrees"))
-    prompts, steps, early = prompt * len(plans), len(exits) / batch, exits < costs.layers
-    if not policy.stops or not len(exits):
-        return prompts + steps * costs.whole(batch)
-    if not policy.verifies or not early.any():
-        return prompts + steps * step_seconds(costs, exits, kv_policy, asked, reads, batch)
-    goes_on, right = early.mean() ** batch, agrees[early].mean()
-    drafting, shared = step_seconds(costs, exits[early], "copy", asked, reads, batch), exits[early].mean()
-    share = np.broadcast_to(np.asarray(reads, float), costs.layers)
-    asking = (costs.upto(batch, 0) - costs.upto(batch, 0, 0)) * sum(share[at - 1] for at in asked if at < costs.layers)
-    tokens = sum((goes_on * right) ** number for number in range(draft + 1))  # of a round, per row
-    spent = 0.0
-    for made in range(draft + 1):
-        verifying = costs.verifying(batch * (1 + made), batch, shared)
-        chance = goes_on**made * (1 - goes_on if made < draft else 1.0)
-        spent += chance * (made * drafting + verifying + (asking if made < draft else 0.0))
-    return float(prompts + steps / tokens * spent)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The expected speed of decoding with exits, compared with plain decoding.
+    after `draft` drafts, and each draft is right with the same chance.
 
     Attributes:
         costs: seconds of passes on this machine.
@@ -160,18 +120,38 @@ class Forecast:
     @cached_property
     def speed_up(self) -> float:
         """Tokens per second, as a multiple of plain decoding's."""
-        plain = seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch)
         layers, rows = self.costs.layers, self.rows
-        asked = self.rule.asked(layers)
         reads = [rows_read(self.rule, layers, rows, layer) / rows for layer in range(1, layers + 1)]
-        early = seconds(self.costs, self.plans, self.kv_policy, asked, reads, self.prompt, self.batch, self.draft)
-        return plain / early if early else 1.0  # outputs of one token, whose prompts cost nothing
+        early = self.seconds(self.kv_policy, np.array(reads))
+        return self.seconds("full") / early if early else 1.0  # outputs of one token, whose prompts cost nothing
+
+    def seconds(self, kv_policy: str, reads: np.ndarray | float = 0.0) -> float:
+        """Seconds to decode the sequences under a KV policy; where the gate is asked, it reads a share of the head,
+        `reads`: one number, or one for each layer 1..L.
+        """
+        costs, batch, policy = self.costs, self.batch, kv_policy_named(kv_policy)
+        reads, asked = np.broadcast_to(reads, costs.layers), self.rule.asked(costs.layers)
+        exits, agrees = (np.concatenate([getattr(one, name)[1:] for one in self.plans]) for name in ("exits", "agrees"))
+        prompts, steps, early = self.prompt * len(self.plans), len(exits) / batch, exits < costs.layers
+        if not policy.stops or not len(exits):
+            return prompts + steps * costs.whole(batch)
+        if not policy.verifies or not early.any():
+            return prompts + steps * step_seconds(costs, exits, kv_policy, asked, reads, batch)
+        goes_on, right = early.mean() ** batch, agrees[early].mean()
+        drafting, shared = step_seconds(costs, exits[early], "copy", asked, reads, batch), exits[early].mean()
+        asking = (costs.upto(batch, 0) - costs.upto(batch, 0, 0)) * sum(reads[at - 1] for at in asked)
+        tokens = sum((goes_on * right) ** number for number in range(self.draft + 1))  # of a round, per row
+        spent = 0.0
+        for made in range(self.draft + 1):
+            verifying = costs.verifying(batch * (1 + made), batch, shared)
+            chance = goes_on**made * (1 - goes_on if made < self.draft else 1.0)
+            spent += chance * (made * drafting + verifying + (asking if made < self.draft else 0.0))
+        return float(prompts + steps / tokens * spent)
 
     @property
     def plain(self) -> float:
         """Seconds per token of plain decoding, prompts included."""
-        tokens = sum(len(plan.exits) for plan in self.plans)
-        return seconds(self.costs, self.plans, "full", prompt=self.prompt, batch=self.batch) / tokens
+        return self.seconds("full") / sum(len(plan.exits) for plan in self.plans)
 
     @property
     def early(self) -> float:
@@ -194,9 +174,9 @@ class Forecast:
     def bound(self) -> float:
         """The speed-up in batches of one if only blocks and one read of the head per token took time."""
         costs = replace(self.costs, call=(0.0,) * len(self.costs.rows))
-        plain = seconds(costs, self.plans, "full")
-        early = seconds(costs, self.plans, self.kv_policy, reads=0.0, draft=self.draft)
-        return plain / early if early else 1.0
+        alone = replace(self, costs=costs, batch=1, prompt=0.0)
+        early = alone.seconds(self.kv_policy)
+        return alone.seconds("full") / early if early else 1.0
 
     @cached_property
     def if_free(self) -> dict[str, float]:
@@ -320,8 +300,6 @@ def forecast(
     rule = rule_of(model, gate, exit_layers, kv_policy)
     if rule is None:
         raise InputError("a forecast needs a gate, or exit_layers=(layer,) at which every token exits")
-    if rule.gate.name == "oracle":
-        raise InputError("the oracle runs all blocks: it saves no time, so there is nothing to forecast")
     with tempfile.TemporaryDirectory() as folder:
         made = trace(model, some, max_new_tokens, folder, progress=False)
         make_scores(model, some, made, [rule], progress=False)

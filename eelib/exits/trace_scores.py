@@ -236,8 +236,6 @@ def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
         raise InputError(
             f"gate {rule.gate.name} looks at earlier exits; allowed for it is a threshold that is a number"
         )
-    if needs_states(rule):
-        raise InputError(f"gate {rule.gate.name} looks at states and at earlier exits, which no trace has together")
     exits = torch.zeros_like(tokens.final)
     found = Scores(torch.full((len(exits), trace.layers), NO_EXIT), tokens.final[:, None].repeat(1, trace.layers))
     for position in tokens.positions.unique().tolist():
@@ -324,10 +322,6 @@ def curve(
     highest = running_maxima(rule, found.score[counted], positions)
     if values is None:
         values = turning_values(rule, highest, points)
-    if not len(values) or np.isnan(values).any() or list(values) != sorted(values):
-        raise InputError(
-            f"{rule.gate.name}: the values of a curve's threshold must rise, and there must be at least one"
-        )
     right = (tokens == tokens[:, -1:]).numpy()  # where an exit emits full depth's token
     codes, groups = pd.factorize(pd.Series(trace.tokens["group"].to_numpy()[counted]), sort=True)
     layers, size, row = right.shape[1], len(groups), np.arange(len(right))

@@ -127,8 +127,9 @@ def test_the_tokenizer_is_that_of_the_model(loaded, model):
 
 
 @pytest.mark.parametrize("name, bound", RULES)
-def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_factory):
+def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_factory, monkeypatch):
     """Along the stored examples, offline; and while writing, with copied keys, what `eelib.generate` writes."""
+    monkeypatch.setattr("eelib.exits.decoding.loop.BATCH_SPLIT", 0)
     rule = ExitRule(gate_named(name), -bound if name == "entropy" else bound)
     given = {"gate": name, "threshold": bound}
     exits = loaded.run(
@@ -144,7 +145,7 @@ def test_gates_leave_where_eelib_s_do(name, bound, loaded, model, tmp_path_facto
         assert found == exits_of(rule, scores(rule, trace), Tokens(trace).positions).tolist()
     chosen = sentences()[:: 2 * EACH]
     prompts = [eelib.load_task(f"translation/{name}").prompts[FIRST] for name, _ in chosen]
-    made = eelib.generate(model, Task.from_prompts(prompts), rule, kv_policy="copy", max_new_tokens=ROOM, batch_split=0)
+    made = eelib.generate(model, Task.from_prompts(prompts), rule, kv_policy="copy", max_new_tokens=ROOM)
     left = False
     for sequence, (direction, sentence) in enumerate(chosen):
         found = write(loaded, direction, sentence, given)

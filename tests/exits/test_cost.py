@@ -14,7 +14,7 @@ from eelib.exits.cost import Sizes, exit_costs, parameters, sizes_of
 from eelib.exits.decoding.generate import batches, encoded
 from eelib.exits.decoding.pass_costs import PassCosts, pass_costs
 from eelib.exits.exit_rule import Estimated, ExitRule, fixed_exit
-from eelib.exits.forecast import Forecast, Planned, seconds, step_seconds
+from eelib.exits.forecast import Forecast, Planned, step_seconds
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import StateClassifier
 from eelib.exits.trace_scores import decide, make_scores
@@ -80,14 +80,14 @@ def test_a_step_is_the_mean_over_all_ways_in_which_rows_exit(reads):
             most, ends = max(depths), {depth for depth in depths if depth == L or not share[depth - 1]}
             read = len(ends) + sum(share[layer - 1] for layer in asked if layer <= most)
             total.append(2 + most * (9 + batch) + read * (50 + 2 * batch))
-        found = step_seconds(COSTS, np.array(exits), "copy", asked, reads, batch)
+        found = step_seconds(COSTS, np.array(exits), "copy", asked, share, batch)
         assert found == pytest.approx(np.mean(total), rel=1e-12)
 
 
 def test_deferred_tokens_run_all_blocks_in_the_end():
     """Of three tokens one runs blocks 2 to 4, each for all three."""
-    found = seconds(COSTS, [plan([1, 1, 4])], "deferred", prompt=1e6)
-    assert found == pytest.approx(1e6 + 3 * (2 + 10) + 3 * (9 + 3) + 52)
+    found = Forecast(COSTS, [plan([1, 1, 4])], fixed_exit(1), "deferred", prompt=1e6).seconds("deferred")
+    assert found == pytest.approx(1e6 + 3 * (2 + 10) + 3 * (9 + 3) + 3 * 52)
 
 
 @pytest.mark.parametrize("draft", [1, 3])
@@ -104,7 +104,8 @@ def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft):
         calls = 2 if made else 1  # drafts have run some blocks; up to there the newest token runs alone
         verifying = 2 * calls + (4 / 3) * 10 + (4 - 4 / 3) * (10 + made) + 52 + 2 * made
         spent += chance * (made * (2 + 10 * 4 / 3 + 52) + verifying + (52 if made < draft else 0))
-    found = seconds(COSTS, [plan(exits, agrees)], "verified", asked=(1,), draft=draft)
+    rule = ExitRule(gate_named("confidence"), exit_layers=(1,))
+    found = Forecast(COSTS, [plan(exits, agrees)], rule, "verified", draft=draft).seconds("verified", 1.0)
     assert found == pytest.approx(4 / tokens * spent)
 
 
@@ -211,7 +212,6 @@ def test_a_policy_in_place_of_a_gate(model_of, one_line):
         ("gpt2", {"batch_size": 0}, "batch_size 0 is not allowed"),
         ("gpt2", {"max_new_tokens": 0}, "max_new_tokens 0 is not allowed"),
         ("gpt2", {"gate": None, "kv_policy": "full"}, "needs a gate, or exit_layers"),
-        ("gpt2", {"gate": "oracle", "kv_policy": "full"}, "the oracle runs all blocks"),
         ("gpt2", {"gate": Deepening(), "kv_policy": "schedule"}, "token 3 would go deeper"),
         ("gpt2", {"policy": "none.json"}, "give it alone"),
         ("bert", {}, "needs a causal or encoder-decoder model"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import DynamicCache
 
 import eelib
 from eelib.models.lens_adapters import DraftBlock
@@ -320,7 +321,7 @@ def test_drafts_in_a_row_at_once_are_those_one_after_the_other(model_of):
         model.network(ids[None])
     features = found.features(states[-1])
     for first in range(4, 8):  # the first token of a row of three drafts, after which the true ones are fed
-        cache = model.writer.new_cache()
+        cache = DynamicCache()
         given, fed = features[:, : first - 1], ids[None, 1:first]
         for step in range(3):
             made_now = found.features(found(found.joined(given, fed), torch.ones(1, first - 1 + step).long(), cache))

@@ -17,7 +17,7 @@ from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
-from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
+from eelib.exits.decoding.gate_runner import ExitDecision, Exits, GateRunner
 from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_costs
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.models.fused_blocks import use_fused_blocks
@@ -102,7 +102,7 @@ class LayerDrafts(GateRunner, ModelDrafts):
         """Set the sequences that draft one more token."""
         self.sequences, self.head_reads = list(sequences), 0
 
-    def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
+    def decide(self, layer: int, states: Tensor, read: Tensor) -> Exits:
         """All sequences exit. `read`: their states [n, hidden_size] after the trained block, if there is one."""
         if self.head:
             ids, chance = self.head.best(self.model.unembed.normed(read))
@@ -165,9 +165,6 @@ class FeatureDrafts(ModelDrafts):
         for sequence, token, score, feature in zip(group, ids.tolist(), chance.tolist(), made):
             self.features[sequence] = len(sequence.ids) - 1, feature
             sequence.emit(DecodedToken(token, self.layer, 0, 1, score, drafted=True), eos_ids, verified=False)
-
-    def drop(self, sequence: DecodedSequence) -> None:
-        self.features.pop(sequence, None)
 
 
 class Int8Drafts(ModelDrafts):

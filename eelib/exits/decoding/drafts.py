@@ -112,9 +112,6 @@ class ModelDrafts:
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
         """Draft one more token of each sequence of a group; not called where drafts are exits of the network."""
 
-    def drop(self, sequence: DecodedSequence) -> None:
-        """Forget a sequence that has ended."""
-
 
 class Drafting:
     """The drafts of all batches of one call of `generate`.
@@ -145,6 +142,7 @@ class Drafting:
 
         If not even a first draft saves time, the model's drafts end before a trained block reads the prompts.
         """
+        self.seconds, self.written = self.before, 0  # without the rounds of a batch that did not fit into memory
         self.start(sequences)
         if self.drafts and not self.length and not self.pays(sequences):
             self.end_model(self.drafts)
@@ -181,10 +179,6 @@ class Drafting:
             self.end(f"with drafts, outputs took {self.seconds / self.plain_seconds:.2f} times as long as without")
             self.from_text = False
         self.before = self.seconds
-
-    def forget_batch(self) -> None:
-        """Do not count the rounds of a batch that did not fit into memory."""
-        self.seconds, self.written = self.before, 0
 
     def end(self, why: str) -> None:
         """End the model's drafts, and print why."""
@@ -304,9 +298,3 @@ class Drafting:
                 break
         if sequence in self.kinds:  # else a prompt was read
             self.written += written
-
-    def drop(self, sequence: DecodedSequence) -> None:
-        """Forget a sequence that has ended."""
-        self.texts.pop(sequence, None)
-        if self.drafts:
-            self.drafts.drop(sequence)

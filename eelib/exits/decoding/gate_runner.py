@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -92,6 +92,9 @@ class ExitDecision:
     state: Tensor
 
 
+Exits = dict[DecodedSequence, ExitDecision]  # of the sequences of a step that exit
+
+
 class GateRunner:
     """Asks a rule's gate about the newest tokens of one step; without a rule, it asks at no layer.
 
@@ -100,7 +103,7 @@ class GateRunner:
 
     def __init__(self, model: Model, rule: ExitRule | None):
         self.model, self.sequences = model, list[DecodedSequence]()
-        self.rule = cast(ExitRule, rule)
+        self.rule = self.given = cast(ExitRule, rule)
         self.layers = frozenset(rule.asked(model.layers) if rule else ())
         self.last: tuple[LayerOutput, GateState] | None = None  # the gate's view and its state when it was asked last
 
@@ -110,16 +113,16 @@ class GateRunner:
         return self.rule is not None and isinstance(self.rule.threshold, Estimated)
 
     def begin_batch(self) -> None:
-        """Begin a batch; a threshold that is learned is fitted again."""
+        """Begin a batch; a threshold that is learned is fitted again, in a copy of the rule that was given."""
+        self.last, self.sequences = None, []  # states of a batch before that did not fit into memory
         if self.learns:
-            self.before = deepcopy(self.rule.threshold)
-            cast(Estimated, self.rule.threshold).begin_sequence()
+            self.rule = replace(self.given, threshold=deepcopy(self.given.threshold))
+            self.rule.threshold.begin_sequence()
 
-    def forget_batch(self) -> None:
-        """Drop the states of a batch that did not fit into memory, and what the threshold learned from it."""
-        self.last, self.sequences = None, []
+    def end_batch(self) -> None:
+        """End a batch: the given rule learns what its copy did. A batch that did not fit into memory has no end."""
         if self.learns:
-            vars(self.rule.threshold).update(vars(self.before))
+            vars(self.given.threshold).update(vars(self.rule.threshold))
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
         """Begin a step with a new token of each of n sequences."""
@@ -161,7 +164,7 @@ class GateRunner:
         self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
         return exits
 
-    def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
+    def decide(self, layer: int, states: Tensor, read: Tensor) -> Exits:
         """The decisions of those `sequences` whose newest token exits at `layer`; arguments as in `ask`."""
         exits = self.ask(layer, states, read)
         rows = [row for row, exited in enumerate(exits) if exited]
@@ -184,21 +187,16 @@ class GateRunner:
         """(ids of the tokens that some rows of the last `ask` emit if they exit; reads of the head so far for each)."""
         assert self.last
         seen, state = self.last
-        own = cast(LazyReadout, seen.readout)
-        unread = own.read is None
-        if type(self.rule.gate).token is not Gate.token:
-            every = self.rule.gate.token(seen, state).tolist()
-            self.head_reads += unread and own.read is not None
-            return [every[row] for row in rows], self.head_reads
-        if not unread:
-            top = own["top1"].tolist()
-            return [top[row] for row in rows], self.head_reads
-        alone = LazyReadout(self.model, own.states[rows])  # the others do not pay for it
-        return alone["top1"].tolist(), self.head_reads + 1
+        readout = cast(LazyReadout, seen.readout)
+        unread = readout.read is None
+        if unread and type(self.rule.gate).token is Gate.token:
+            alone = LazyReadout(self.model, readout.states[rows])  # the others do not pay for it
+            return alone["top1"].tolist(), self.head_reads + 1
+        every = self.rule.gate.token(seen, state).tolist()
+        self.head_reads += unread and readout.read is not None
+        return [every[row] for row in rows], self.head_reads
 
-    def after(
-        self, answers: dict[DecodedSequence, int], exits: dict[DecodedSequence, ExitDecision]
-    ) -> dict[DecodedSequence, ExitDecision]:
+    def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:
         """The final exits of a step; `answers`: the last layer's token of each sequence that ran to it.
 
         Here exits do not change; a threshold that is learned gets the sequences that did not exit.
@@ -206,7 +204,7 @@ class GateRunner:
         if self.learns and self.last and self.sequences:
             tokens, _ = self.tokens(self.rows)
             agreed = [token == answers[sequence] for sequence, token in zip(self.sequences, tokens)]
-            cast(Estimated, self.rule.threshold).learn(self.score.tolist(), agreed)
+            self.rule.threshold.learn(self.score.tolist(), agreed)
         return exits
 
 
@@ -237,16 +235,14 @@ class OracleGate(GateRunner):
         super().begin(sequences)
         self.answers: list[tuple[int, list[int], Tensor]] = []  # layer, top-1 of each sequence, states
 
-    def decide(self, layer: int, states: Tensor, read: Tensor) -> dict[DecodedSequence, ExitDecision]:
+    def decide(self, layer: int, states: Tensor, read: Tensor) -> Exits:
         """Store the layer's top-1; nothing exits yet."""
         self.ask(layer, states, read)
         tokens, self.head_reads = self.tokens(self.rows)
         self.answers.append((layer, tokens, states))
         return {}
 
-    def after(
-        self, answers: dict[DecodedSequence, int], exits: dict[DecodedSequence, ExitDecision]
-    ) -> dict[DecodedSequence, ExitDecision]:
+    def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:
         """For each sequence, an exit at the first layer whose top-1 is the last layer's."""
         found = {}
         for row, sequence in enumerate(self.sequences):

@@ -10,14 +10,15 @@ import torch
 from eelib.common.errors import InputError
 from eelib.common.machine import run_in_halves
 from eelib.common.values import check_whole
+from eelib.exits.cost import exit_costs, sizes_of
 from eelib.exits.decoding.drafters import check_draft_length, drafting_of
 from eelib.exits.decoding.gate_runner import FirstAgreeing, GateRunner, OracleGate, oracle_rule
 from eelib.exits.decoding.kv_policies import KV_POLICIES, KVPolicy
-from eelib.exits.decoding.loop import Decoder
+from eelib.exits.decoding.loop import Decoder, DraftRecord
 from eelib.exits.decoding.self_test import self_test
 from eelib.exits.decoding.sequences import DecodedSequence
 from eelib.exits.exit_rule import Estimated, ExitRule, check_exit_layers, fixed_exit
-from eelib.exits.gates.gate import NEEDS, Gate, LayerOutput, gate_named
+from eelib.exits.gates.gate import Gate, LayerOutput, gate_named
 from eelib.exits.gates.schedule import Schedule
 from eelib.exits.gates.state import TrainedGate
 from eelib.exits.policy import Policy
@@ -29,10 +30,12 @@ from eelib.tracing.decode import encode
 from eelib.tracing.plan import cut
 
 DRAFT_LENGTH = 4  # most tokens drafted in a row, unless another number is given
-# Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
-# SmolLM2-135M (two cores of an AMD EPYC with AVX-512).
-BATCH_SPLIT = 24
-OLD_WORDS = {"exits": "exit_layers", "keys": "kv_policy", "parting": "batch_split"}
+OLD_WORDS = {
+    "exits": "it is exit_layers= now",
+    "keys": "it is kv_policy= now",
+    "parting": "batches are split by a fixed rule now",
+    "batch_split": "batches are split by a fixed rule now",
+}
 
 
 @dataclass
@@ -72,7 +75,6 @@ def generate(
     batch_size: int = 8,
     max_new_tokens: int = 64,
     policy: Policy | Path | str | None = None,
-    batch_split: int | None = BATCH_SPLIT,
     always_draft: bool = False,
     draft: str | DraftBlock | None = None,
     **old: object,
@@ -103,8 +105,6 @@ def generate(
         max_new_tokens: longest output, in tokens.
         policy: a calibrated policy (`eelib.exits.policy`), or its file, in place of gate, exit_layers and kv_policy;
             its threshold is that of the task's kind, for outputs no longer than those that it was calibrated on.
-        batch_split: where some sequences of a batch exit, the others go on in a smaller call if that saves at least so
-            many tokens times blocks; 0: always; None: never.
         always_draft: of a gate's verified exits, draft even if that costs more time than it saves. False: drafting
             ends when that shows, with one printed line.
         draft: drafts tokens, in place of a gate; all drafts are verified, so that the output is plain decoding's.
@@ -113,7 +113,7 @@ def generate(
             the last layer's states; "int8": all layers, with weights of 8 bits; "prompt+block", "prompt+features",
             "prompt+int8": prompt lookup, and the other where it finds nothing; a trained block itself; "auto": the
             fastest on this machine. None: nothing.
-        old: not allowed; for a name of an earlier release, the error gives the new name.
+        old: not allowed; for a name of an earlier release, the error gives the new name, or says what became of it.
 
     Raises:
         InputError: a model that writes nothing or can't be stopped, an unknown gate or policy, exit layers out of
@@ -121,14 +121,12 @@ def generate(
     """
     check_writes(model)
     for name in old:
-        new = f"; it is {OLD_WORDS[name]}= now" if name in OLD_WORDS else ""
+        new = f"; {OLD_WORDS[name]}" if name in OLD_WORDS else ""
         raise InputError(f"generate takes no {name}={new}")
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("batch_size", batch_size, 1)
-    if batch_split is not None:
-        check_whole("batch_split", batch_split, 0)
     prompts, started = encoded(model, task), time.perf_counter()
-    drafting, name, length = None, "", 0
+    drafting, record, name, length = None, None, "", 0
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
@@ -145,13 +143,24 @@ def generate(
         self_test(model, kv)
         oracle = rule is not None and isinstance(rule.gate, FirstAgreeing)
         runner = OracleGate(model, rule) if oracle else GateRunner(model, rule)
-    decoder = Decoder(model, kv, runner, length, batch_split, always_draft, drafting)
+        if rule is not None and kv.verifies:
+            sizes = sizes_of(model)
+            record = DraftRecord((exit_costs(sizes, rule) / sizes.full).tolist(), always_draft)
+
+    def decoded(chosen: list[int]) -> list[DecodedSequence]:
+        """Decode the prompts with the numbers `chosen`; the sequences get these numbers."""
+        decoder = Decoder(model, kv, runner, length, record, drafting)
+        found = decoder.decode([prompts[i] for i in chosen], max_new_tokens)
+        runner.end_batch()
+        for sequence in found:
+            sequence.index = chosen[sequence.index]
+        return found
+
     sequences: list[DecodedSequence] = []
     for chosen in batches(model, prompts, batch_size):
-        parts = run_in_halves(lambda some: decode_chosen(decoder, prompts, some, max_new_tokens), chosen)
-        sequences += [sequence for part in parts for sequence in part]
+        sequences += [sequence for part in run_in_halves(decoded, chosen) for sequence in part]
     seconds = time.perf_counter() - started
-    made = GenerateOutput(*tables_of(model, sequences), seconds, kv.name, name, decoder.drafts.ended)
+    made = GenerateOutput(*tables_of(model, sequences), seconds, kv.name, name, record.ended if record else "")
     if drafting:
         made.ended, made.expected = drafting.ended, (drafting.plain_seconds, drafting.seconds)
     return made
@@ -185,20 +194,6 @@ def check_writes(model: object) -> None:
     """InputError where `model` is not a model that writes tokens."""
     if not isinstance(model, Model) or not model.adapter.writes:
         raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
-
-
-def decode_chosen(
-    decoder: Decoder, prompts: list[list[int]], chosen: list[int], max_new_tokens: int
-) -> list[DecodedSequence]:
-    """Decode the prompts with the numbers `chosen`; the sequences get these numbers."""
-    try:
-        sequences = decoder.decode([prompts[i] for i in chosen], max_new_tokens)
-    except (RuntimeError, MemoryError):
-        decoder.forget()  # a batch that did not fit: its halves need the room
-        raise
-    for sequence in sequences:
-        sequence.index = chosen[sequence.index]
-    return sequences
 
 
 def by_policy(
@@ -275,8 +270,6 @@ def check_fit(model: Model, kv: KVPolicy, rule: ExitRule | None, max_new_tokens:
         if kv.stops:
             raise InputError(f"kv_policy={kv.name!r} needs a gate, or exit_layers=(layer,) at which every token exits")
         return
-    if missing := sorted(set(rule.gate.needs) - set(NEEDS)):
-        raise InputError(f"gate {rule.gate.name} needs {', '.join(missing)}, which is not there while decoding")
     if isinstance(rule.gate, TrainedGate) and (
         rule.gate.model != model.name or rule.gate.model_hash not in ("", model.hash)
     ):

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eelib.exits.decoding.gate_runner import ExitDecision
-from eelib.exits.decoding.sequences import Batch, DecodedSequence
+from eelib.exits.decoding.gate_runner import Exits
+from eelib.exits.decoding.sequences import Batch
 from eelib.models.block_runner import BlockRunner
 
 
@@ -37,7 +37,7 @@ class KVPolicy:
     defers: bool = False
     verifies: bool = False
 
-    def fill(self, batch: Batch, blocks: BlockRunner, exits: dict[DecodedSequence, ExitDecision]) -> None:
+    def fill(self, batch: Batch, blocks: BlockRunner, exits: Exits) -> None:
         """Write the newest tokens' keys and values at the layers above their exits, under copy and project."""
         for layer in sorted({decision.layer for decision in exits.values()}):
             sequences = [sequence for sequence, decision in exits.items() if decision.layer == layer]

@@ -11,44 +11,52 @@ output does not depend on the sequences beside it, but for rounding, and for a t
 The prompt always runs all blocks.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eelib.exits.decoding.drafts import Drafting
-from eelib.exits.decoding.gate_runner import ExitDecision, GateRunner
+from eelib.exits.decoding.gate_runner import Exits, GateRunner
 from eelib.exits.decoding.kv_policies import KVPolicy
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
-from eelib.exits.decoding.verify import UNDECIDED, TieBreaker, accept, tie_of, top_or_undecided
+from eelib.exits.decoding.verify import FULL_PRECISION, TIE, Verifier, top_or_undecided
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.models.block_runner import BlockRunner, Call
 from eelib.models.model import Model
 
+# Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
+# SmolLM2-135M (two cores of an AMD EPYC with AVX-512).
+BATCH_SPLIT = 24
 ENOUGH_DRAFTS = 64  # drafts before drafting is judged
 Counts = dict[DecodedSequence, int]  # sequences that run in one call, with how many of their last tokens
 
 
 @dataclass
 class DraftRecord:
-    """The drafts so far: how many, how many were accepted, and their cost in passes of one token.
+    """A gate's drafts so far: how many, how many were accepted, and their cost in passes of one token.
 
-    `enough`: the number of drafts after which it is judged whether drafts save time. `ended`: why drafting ended.
+    `costs`: of a token that exits at layer 1, ..., L, in passes of one token, with all that its gate reads of the head.
+    `always`: whether to draft even where that costs more than it saves. `ended`: why drafting ended.
     """
 
-    enough: float
+    costs: Sequence[float]
+    always: bool = False
     drafted: int = 0
     accepted: int = 0
     cost: float = 0.0
     ended: str = ""
 
-    def add(self, drafted: int, accepted: int, cost: float) -> None:
-        """Count the drafts of one verifying pass. Drafting ends, with one printed line, where it costs more than it
-        saves: an accepted draft saves at most a pass, and each draft costs its layers.
+    def add(self, exit_layers: list[int], accepted: int, in_vain: bool) -> None:
+        """Count the drafts of one verifying pass, by their exit layers. Drafting ends, with one printed line, where it
+        costs more than it saves: an accepted draft saves at most a pass, and each draft costs its layers and the head's
+        reads. `in_vain`: the gate was asked about the pass's newest token at every exit layer, and did not let it exit.
         """
-        self.drafted, self.accepted, self.cost = self.drafted + drafted, self.accepted + accepted, self.cost + cost
-        if not self.ended and self.drafted >= self.enough and self.accepted <= self.cost:
+        self.drafted, self.accepted = self.drafted + len(exit_layers), self.accepted + accepted
+        self.cost += sum(self.costs[layer - 1] for layer in exit_layers) + in_vain * (self.costs[-1] - 1)
+        enough = not self.always and self.drafted >= ENOUGH_DRAFTS
+        if enough and not self.ended and self.accepted <= self.cost:
             self.ended = (
                 f"{self.accepted} of {self.drafted} drafts were accepted, and a draft costs "
                 f"{self.cost / self.drafted:.2f} of a pass: drafting costs more than it saves, so it ends here"
@@ -57,13 +65,11 @@ class DraftRecord:
 
 
 class Decoder:
-    """Decodes batches of one model under one KV policy.
+    """Decodes one batch under one KV policy.
 
     Args:
         draft_length: most tokens that are drafted before they are verified.
-        batch_split: where some sequences of a batch exit, the others go on in a smaller call (one more call) if that
-            saves at least so many tokens times blocks; else all go on together. None: all always go on together.
-        always_draft: draft also where it costs more than it saves.
+        record: the drafts of a gate, of all batches; None where no gate drafts.
         drafting: drafts in place of a gate's exits; `gate` is then its `LayerDrafts`, or asks at no layer.
     """
 
@@ -73,29 +79,23 @@ class Decoder:
         kv: KVPolicy,
         gate: GateRunner,
         draft_length: int,
-        batch_split: int | None,
-        always_draft: bool = False,
+        record: DraftRecord | None = None,
         drafting: Drafting | None = None,
     ):
-        self.drafting, self.makes_draft = drafting, False
-        self.plain = False  # nothing is drafted in this batch, so that its ties are plain decoding's
         self.model, self.kv, self.gate = model, kv, gate
-        self.draft_length, self.batch_split = draft_length, batch_split
-        self.eos_ids, self.tie = model.eos_ids, tie_of(model)
+        self.draft_length, self.record, self.drafting = draft_length, record, drafting
+        self.plain = False  # nothing is drafted, so that ties are plain decoding's
+        self.eos_ids, self.tie = model.eos_ids, TIE if model.dtype in FULL_PRECISION else -1.0
         self.block = drafting.drafts.block if drafting and drafting.drafts else None
-        self.drafts = DraftRecord(math.inf if always_draft else ENOUGH_DRAFTS)
-        self.batch: Batch
-        self.blocks: BlockRunner
-        self.ties: TieBreaker
 
     @torch.inference_mode()
     def decode(self, prompts: list[list[int]], max_new_tokens: int) -> list[DecodedSequence]:
-        """The sequences of one batch, in the order of their prompts (lists of token ids)."""
+        """The sequences of the batch, in the order of their prompts (lists of token ids)."""
         self.gate.begin_batch()
         stores = bool(self.drafting and self.drafting.drafts and self.drafting.drafts.stores_kv)
         self.batch = Batch(self.model, prompts, max_new_tokens, stores, bool(self.block))
         self.blocks = BlockRunner(self.model, self.batch.cache.view)
-        self.ties = TieBreaker(self.model, prompts)
+        self.verifier = Verifier(self.model, prompts)
         if self.drafting:
             self.drafting.begin(self.batch.sequences, prompts)
             self.plain = not (self.drafting.drafts or self.drafting.from_text)
@@ -110,24 +110,10 @@ class Decoder:
                     self.draft(self.drafting)
                 for group in self.batch.groups():
                     self.step(group)
-                ended = self.batch.drop_finished()
-                for sequence in ended:
-                    self.ties.drop(sequence)
-                    if self.drafting:
-                        self.drafting.drop(sequence)
-                finished += ended
+                finished += self.batch.drop_finished()
         if self.drafting:
             self.drafting.finish([len(sequence.tokens) for sequence in finished])
         return sorted(finished, key=lambda sequence: sequence.index)
-
-    def forget(self) -> None:
-        """Drop a batch that did not fit into memory."""
-        self.gate.forget_batch()
-        self.makes_draft = False
-        if self.drafting:
-            self.drafting.forget_batch()
-        for name in ("batch", "blocks", "ties"):
-            self.__dict__.pop(name, None)
 
     def draft(self, drafting: Drafting) -> None:
         """Draft tokens of all sequences of the batch, to be verified by one pass."""
@@ -137,14 +123,12 @@ class Decoder:
         while drafts and (some := drafting.wanted(self.batch.sequences)):
             for group in self.batch.groups(some):
                 if drafts.shared:
-                    self.makes_draft = True
-                    self.step(group)
-                    self.makes_draft = False
+                    self.step(group, draft=True)
                 else:
                     drafts.next(self.batch, group, self.eos_ids)
             drafting.drafted(some)
 
-    def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
+    def step(self, group: list[DecodedSequence], prefill: bool = False, draft: bool = False) -> None:
         """Run one step: each sequence's newest token, and the pending tokens of sequences that go deep.
 
         A sequence that is draining has no newest token; only its pending ones run.
@@ -152,14 +136,15 @@ class Decoder:
         Args:
             group: sequences that share calls, aligned to one cache slot.
             prefill: run the whole prompt, through all layers.
+            draft: draft one more token of each sequence, as an exit.
         """
         model, kv = self.model, self.kv
         for sequence in group:
             sequence.start()
         self.batch.align(group)
-        self.gate.begin([sequence for sequence in group if self.may_exit(sequence, prefill)])
+        self.gate.begin([sequence for sequence in group if self.may_exit(sequence, prefill, draft)])
         stops = kv.stops and not prefill
-        exits: dict[DecodedSequence, ExitDecision] = {}
+        exits: Exits = {}
         stopped: set[DecodedSequence] = set()
         running: Counts = {}
         call, states = Call({}), torch.empty(0)
@@ -180,55 +165,44 @@ class Decoder:
             over = self.drafting is not None and self.drafting.ended  # the block's keys are not needed any more
             if self.block and layer == self.block.layer and not over:  # of every token, once, on its way through
                 read = self.block(states, call.inputs.get("attention_mask"), call.inputs.get("past_key_values"))
-            new: dict[DecodedSequence, ExitDecision] = {}
+            new: Exits = {}
             if layer in self.gate.layers and self.gate.sequences:
                 rows = rows_of(self.gate.sequences, running)
                 new = self.gate.decide(layer, states[rows, -1], read[rows, -1])
                 exits |= new
             along = stops and layer < model.layers and exits.keys() - stopped
-            if along and self.splits(layer, group, running, exits, stopped, bool(new)):
+            if along and (self.ends(layer, group, running, stopped) or (new and self.saves(layer, running, exits))):
                 stopped |= along
         if running:
             self.batch.store(running, model.layers, states)
         self.finish(group, running, states, exits, prefill)
 
-    def may_exit(self, sequence: DecodedSequence, prefill: bool) -> bool:
+    def may_exit(self, sequence: DecodedSequence, prefill: bool, draft: bool) -> bool:
         """Whether the gate is asked about a sequence's newest token in this step."""
         if self.drafting:
-            return self.makes_draft
-        if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length or self.drafts.ended):
+            return draft
+        if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length):
+            return False
+        if self.record and self.record.ended:
             return False
         return not sequence.draining
 
-    def splits(
-        self,
-        layer: int,
-        group: list[DecodedSequence],
-        running: Counts,
-        exits: dict[DecodedSequence, ExitDecision],
-        stopped: set[DecodedSequence],
-        new: bool,
-    ) -> bool:
-        """Whether sequences that have exited stop after `layer`, while the others go on in a new call: where the call
-        ends anyway, or where that saves enough. Drafts that stop have to run later, so stopping them saves nothing.
+    def ends(self, layer: int, group: list[DecodedSequence], running: Counts, stopped: set[DecodedSequence]) -> bool:
+        """Whether a call ends after `layer`, because pending tokens join its sequences."""
+        return any(s.due(layer + 1, running.get(s, 0)) != running.get(s, 0) for s in group if s not in stopped)
+
+    def saves(self, layer: int, running: Counts, exits: Exits) -> bool:
+        """Whether it saves enough that sequences which have exited stop after `layer`, while the others go on in a new
+        call. Drafts that stop have to run later, so stopping them saves nothing.
         """
-        if any(s.due(layer + 1, running.get(s, 0)) != running.get(s, 0) for s in group if s not in stopped):
-            return True
         staying = [count for sequence, count in running.items() if sequence not in exits]
-        if not new or not staying:
-            return new
-        if self.batch_split is None:
-            return False
+        if not staying:
+            return True
         saved = max(running.values()) * len(running) - max(staying) * len(staying)
-        return (0 if self.kv.verifies else saved * (self.model.layers - layer)) >= self.batch_split
+        return (0 if self.kv.verifies else saved * (self.model.layers - layer)) >= BATCH_SPLIT
 
     def finish(
-        self,
-        group: list[DecodedSequence],
-        running: Counts,
-        states: Tensor,
-        exits: dict[DecodedSequence, ExitDecision],
-        prefill: bool,
+        self, group: list[DecodedSequence], running: Counts, states: Tensor, exits: Exits, prefill: bool
     ) -> None:
         """Emit the tokens of a step: of the sequences that exited, and of those that ran all blocks, `running`."""
         layers, kv, gate, reads = self.model.layers, self.kv, self.gate, self.gate.head_reads
@@ -254,25 +228,24 @@ class Decoder:
                 continue
             sequence.passes += 1
             head_reads = 1 + (reads if sequence in scores else 0)
-            full = DecodedToken(UNDECIDED, layers, layers, head_reads, scores.get(sequence, NO_EXIT))
+            full = DecodedToken(answers[sequence][-1], layers, layers, head_reads, scores.get(sequence, NO_EXIT))
             if kv.verifies:
                 drafts = sequence.tokens[len(sequence.tokens) - sequence.drafts :]
-                depths, before = sum(draft.exit_layer for draft in drafts) / layers, sequence.accepted
+                exit_layers, before = [draft.exit_layer for draft in drafts], sequence.accepted
                 known = len(sequence.tokens) - len(drafts)
-                accept(sequence, answers[sequence], beyond, full, self.eos_ids, self.ties)
+                self.verifier.accept(sequence, answers[sequence], beyond, full)
                 if self.drafting:
                     self.drafting.learn(sequence, drafts, len(sequence.tokens) - known)
-                else:
-                    self.drafts.add(len(drafts), sequence.accepted - before, depths)
+                elif self.record:
+                    self.record.add(exit_layers, sequence.accepted - before, in_vain=sequence in scores)
             elif beyond:
-                full.token_id = answers[sequence][-1]
                 sequence.emit(full, self.eos_ids)
 
     def read_head(
         self, deep: list[DecodedSequence], running: Counts, states: Tensor, prefill: bool
     ) -> dict[DecodedSequence, list[int]]:
         """The last layer's top-1 after the newest position of each sequence `deep`, and after its drafts where they are
-        verified; UNDECIDED where two tokens are tied.
+        verified; negative where two tokens are tied.
         """
         if not deep:
             return {}

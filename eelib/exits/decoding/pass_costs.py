@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,8 +25,11 @@ from eelib.common.files import read_json, write_atomically
 from eelib.common.machine import machine, run_in_halves, synchronize
 from eelib.exits.decoding.sequences import Batch, DecodedSequence
 from eelib.models.block_runner import BlockRunner
+from eelib.models.fused_blocks import FusedBlock
 from eelib.models.model import Model, probe_ids
 from eelib.models.packaged import cache_folder
+from eelib.models.probe import in_turn
+from eelib.models.products import FewRows, Int8Products
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # new tokens of one sequence that are timed
 WIDTHS = (1, 2, 3, 4, 6, 8)  # and of each sequence of a batch
@@ -34,7 +38,7 @@ PAST = 96  # tokens in the cache
 ROUNDS, LEAST, SECONDS = 5, 3, 1.5  # how often each number is timed, and how often at least if the time is over before
 FRESH = 3600  # seconds for which costs in a file hold: a virtual machine may be on another host later
 TABLE = 512  # numbers of tokens up to which costs are looked up
-MEASURED: "WeakKeyDictionary[nn.Module, dict[int, PassCosts]]" = WeakKeyDictionary()
+MEASURED: "WeakKeyDictionary[nn.Module, dict[tuple, PassCosts]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -92,24 +96,50 @@ class PassCosts:
 
 def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
     """The costs of a model's passes on this machine, for up to `sequences` sequences: measured once, and stored for an
-    hour in the user's cache folder.
+    hour in the user's cache folder. A model that is of another dtype later, on another device, or that computes its
+    products in another way, is measured again.
     """
-    known = MEASURED.setdefault(model.network, {})
-    if sequences not in known:
-        about = [model.hash, model.dtype, machine(model.device), torch.get_num_threads(), torch.__version__, VERSION]
-        name = hashlib.sha256(json.dumps([*about, sequences]).encode()).hexdigest()[:16]
+    known, key = MEASURED.setdefault(model.network, {}), (*way_of(model), sequences)
+    if key not in known:
+        about = [model.hash, machine(model.device), torch.__version__, VERSION]
+        name = hashlib.sha256(json.dumps([*about, *key]).encode()).hexdigest()[:16]
         file = cache_folder() / "passes" / f"{name}.json"
-        found = None
-        with suppress(OSError, TypeError):  # no file, or an old or a damaged one
-            found = PassCosts(**read_json(file) if time.time() - file.stat().st_mtime < FRESH else {})
+        found = stored(file, model.layers)
         if found is None:
             found = run_in_halves(lambda rows: measured(model, len(rows)), [*range(sequences)])[0]
             with suppress(OSError, StorageError):  # a folder that can't be written
                 if model.hash:
                     file.parent.mkdir(parents=True, exist_ok=True)
                     write_atomically(file, json.dumps(asdict(found)).encode())
-        known[sequences] = found if sequences == 1 else pass_costs(model).beside(found)
-    return known[sequences]
+        known[key] = found if sequences == 1 else pass_costs(model).beside(found)
+    return known[key]
+
+
+def way_of(model: Model) -> tuple[str, str, int, int, int]:
+    """What the costs of a model's passes depend on, beside its weights and the machine: dtype, device, torch's threads,
+    and how many of its modules use our products, and our fused blocks.
+    """
+    with in_turn(model.blocks):  # while another thread decodes, other forwards are in their place
+        ways = [vars(module).get("forward") for module in model.network.modules()]
+    products, fused = (sum(isinstance(way, own) for way in ways) for own in ((FewRows, Int8Products), FusedBlock))
+    return model.dtype, str(model.device), torch.get_num_threads(), products, fused
+
+
+def stored(file: Path, layers: int) -> PassCosts | None:
+    """The costs in a file, for a model of L `layers`; None where there is no file, or one that is old or damaged, or
+    whose content is not that of costs.
+    """
+    found = None
+    with suppress(OSError, StorageError, KeyError, IndexError, TypeError, ValueError):
+        if time.time() - file.stat().st_mtime < FRESH:
+            content = read_json(file)
+            rows, *parts = (tuple(content[name]) for name in ("rows", "call", "blocks", "head"))
+            numbers = np.array([rows, *parts])  # refuses lists of several lengths
+            rises = (np.diff(numbers[0]) > 0).all() and (np.diff(numbers[1:]) >= 0).all()
+            starts = rows[0] >= 1 and numbers[:, 0].min() >= 0
+            if content["layers"] == layers and rises and starts and np.isfinite(numbers).all():
+                found = PassCosts(layers, rows, *parts)
+    return found
 
 
 def expected_speed_up(

@@ -24,7 +24,6 @@ from eelib.common.errors import InputError
 from eelib.models.head import Head
 from eelib.models.model import Model
 
-NEEDS = ("readout", "state", "head", "token before", "exit before")
 NO_EXIT = -torch.inf  # the score where a gate can't let a token exit
 FILES = ("readout", "state", "schedule")  # beside this one, with the library's gates
 GROUP = "eelib.gates"  # entry points of other packages: a gate's name, and its class
@@ -68,7 +67,8 @@ class Gate(ABC):
 
     Attributes:
         name: the name for `gate_named` and for tables.
-        needs: the parts of `LayerOutput` that it uses, of NEEDS; the others may be missing.
+        needs: the parts of `LayerOutput` that it uses: readout, state, head, token before, exit before; the others may
+            be missing.
         reads_head: whether its score needs the logits of the whole head.
         stateful: whether it has to be asked at every exit layer, also below the rule's `minimum_layer`.
         inclusive: whether a score equal to the threshold exits.
@@ -97,8 +97,8 @@ class Gate(ABC):
         """float32 [n], higher means exit, NO_EXIT where a token can't exit; updates `gate_state`."""
 
     def token(self, output: LayerOutput, gate_state: GateState) -> Tensor:
-        """Ids of the tokens that an exit here emits, int64 [n]; called after `score`. -1: not read."""
-        return output.readout["top1"].long() if output.readout else torch.full_like(output.positions, -1)
+        """Ids of the tokens that an exit here emits, int64 [n]; called after `score`."""
+        return output.readout["top1"].long()
 
 
 def select_rows(gate_state: GateState, rows: Tensor) -> GateState:

@@ -3,6 +3,7 @@
 What is drafted is what its source says, and as much as pays.
 """
 
+import json
 import os
 from dataclasses import replace
 from functools import cache
@@ -21,7 +22,8 @@ from oracle import cut, two_ends
 import eelib
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
-from eelib.exits.decoding import drafters, loop, pass_costs
+from eelib.exits.cost import sizes_of
+from eelib.exits.decoding import drafters, loop, pass_costs, verify
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.drafters import int8_model, quickest, trained_block
 from eelib.exits.decoding.drafts import LONGEST, Drafting, ModelDrafts, Ngrams
@@ -29,7 +31,7 @@ from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.loop import DraftRecord
 from eelib.exits.decoding.pass_costs import ROWS, PassCosts, expected_speed_up
 from eelib.exits.decoding.sequences import Batch, DecodedToken
-from eelib.exits.decoding.verify import PlainDecoding
+from eelib.exits.decoding.verify import Verifier
 from eelib.exits.exit_rule import ExitRule, fixed_exit
 from eelib.exits.gates.gate import gate_named
 from eelib.models import products
@@ -114,16 +116,17 @@ def test_the_output_is_that_of_plain_decoding(name, draft, length, batch_size, m
 
 @pytest.mark.parametrize(
     "gate, name, batch_size, split",
-    in_pairs(["confidence", "patience", "state_saturation"], CORE, [1, 5, 16], [0, None]),
+    in_pairs(["confidence", "patience", "state_saturation"], CORE, [1, 5, 16], [0, 10**9]),
 )
-def test_drafts_of_a_gate_at_any_layer(gate, name, batch_size, split, model_of, plain, eos, many):
+def test_drafts_of_a_gate_at_any_layer(gate, name, batch_size, split, model_of, plain, eos, many, monkeypatch):
     """Tokens are pending at different depths; those that are taken along are verified early."""
+    monkeypatch.setattr(loop, "BATCH_SPLIT", split)
     model, (outputs, ends) = model_of(name), plain(name)
     agreeing = ExitRule(gate_named("patience"), 0 if name == "marian" else 1)  # whose first two layers never agree
     rule = agreeing if gate == "patience" else middle_rule(model, PROMPTS, gate)
     for ends_at in ((model.vocab_size + 1,), ends):
         eos(model, ends_at)
-        given = dict(kv_policy="verified", draft_length=6, batch_size=batch_size, batch_split=split)
+        given = dict(kv_policy="verified", draft_length=6, batch_size=batch_size)
         made = generate(model, many, rule, max_new_tokens=STEPS, **given)
         assert by_sequence(made) == [cut(ids, ends_at) for ids in outputs]
         assert made.sequences["drafted"].sum() > 0 and (made.tokens["layers_run"] == model.layers).all()
@@ -149,18 +152,19 @@ def twins():
 
 @pytest.mark.parametrize("name, batch_size", [("llama", 1), ("llama", 16), ("gemma2", 4), ("gpt2", 16), ("t5", 4)])
 def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model_of, eos, many, twins, monkeypatch):
-    """Every token has a twin that the head tells from it by rounding alone."""
+    """Every token has a twin that the head tells from it by rounding alone; an output is decoded once more at most."""
     model = model_of(name)
     twins(model)
     eos(model, {model.vocab_size + 1})
     alone = [greedy_decode(model, [prompt], STEPS)[0] for prompt in model.tokenizer(many)["input_ids"]]
     common = max({t for ids in alone for t in ids}, key=lambda t: sum(t in ids for ids in alone))
     eos(model, {common})
-    asked, after = [], PlainDecoding.next_token
-    monkeypatch.setattr(PlainDecoding, "next_token", lambda self, output: asked.append(1) or after(self, output))
+    tied, again, decided = [], [], Verifier.decided
+    monkeypatch.setattr(Verifier, "decided", lambda self, *given: tied.append(given[1] < 0) or decided(self, *given))
+    monkeypatch.setattr(verify, "greedy_decode", lambda *given: again.append(1) or greedy_decode(*given))
     made = generate(model, many, draft="layer:2", draft_length=3, batch_size=batch_size, max_new_tokens=STEPS)
     assert by_sequence(made) == [cut(ids, {common}) for ids in alone]
-    assert len(asked) > len(many)
+    assert sum(tied) > len(many) >= len(again) > 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
@@ -171,7 +175,7 @@ def test_where_nothing_is_drafted_ties_are_those_of_plain_decoding(
     model = model_of("llama")
     twins(model)
     eos(model, {model.vocab_size + 1})
-    monkeypatch.setattr(PlainDecoding, "next_token", lambda *_: pytest.fail("a tie was decided by another pass"))
+    monkeypatch.setattr(verify, "greedy_decode", lambda *_: pytest.fail("a tie was decided by another pass"))
     costs(5.0)
     plain, made = (generate(model, many, draft=d, batch_size=batch_size, max_new_tokens=STEPS) for d in (None, "block"))
     assert made.ended and not made.sequences["drafted"].sum()
@@ -215,16 +219,16 @@ def test_drafts_of_8_bits_are_those_of_a_copy(name, model_of, many, eos):
 @pytest.mark.parametrize("kind", ["block", "features"])
 def test_a_block_drafts_what_it_says_of_the_whole_text(kind, batch_size, model_of, many, monkeypatch):
     """Its first draft of each round, beside the block on all true states at once; prompts' tokens are in its head."""
-    model, rounds, accept = model_of("llama"), [], loop.accept
+    model, rounds, accept = model_of("llama"), [], Verifier.accept
     block = trained_block(model, kind)
 
-    def recorded(sequence, *rest):
+    def recorded(self, sequence, *rest):
         done = len(sequence.ids) - sequence.drafts
         if sequence.drafts:
             rounds.append((sequence.ids[:done], sequence.ids[done], sequence.prompt_length))
-        accept(sequence, *rest)
+        accept(self, sequence, *rest)
 
-    monkeypatch.setattr(loop, "accept", recorded)
+    monkeypatch.setattr(Verifier, "accept", recorded)
     generate(model, many, draft=kind, draft_length=2, batch_size=batch_size, max_new_tokens=8)
     assert len(rounds) > len(many)
     for text, first, prompt_length in rounds:
@@ -364,7 +368,7 @@ def test_drafts_of_the_text_end_where_outputs_took_longer_with_them(seconds, cap
 
 
 def test_a_gates_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, monkeypatch, capsys):
-    """One line says so; a draft of layer 2 of 3 costs 2 / 3 of a pass, and fewer of them are accepted."""
+    """One line says so; fewer drafts of layer 2 of 3 are accepted than what their layers cost."""
     model, given = model_of("llama"), dict(gate=fixed_exit(2), kv_policy="verified", max_new_tokens=STEPS)
     eos(model, {model.vocab_size + 1})
     whole = generate(model, many, **given).sequences
@@ -377,13 +381,51 @@ def test_a_gates_drafting_ends_where_it_cannot_pay(model_of, plain, eos, many, m
     assert generate(model, many, always_draft=True, **given).sequences.equals(whole)
 
 
-def test_a_gates_drafting_has_ended_for_good(capsys):
+def test_a_gates_drafting_has_ended_for_good(monkeypatch, capsys):
     """Whatever becomes of drafts that other rows of the batch had made before."""
-    record = DraftRecord(enough=64)
-    for drafted, accepted, cost in ((64, 30, 31.0), (4, 4, 2.0), (4, 0, 2.0)):
-        record.add(drafted, accepted, cost)
+    monkeypatch.setattr(loop, "ENOUGH_DRAFTS", 64)
+    record = DraftRecord(costs=[31 / 64, 1.0])
+    for drafted, accepted in ((64, 30), (4, 4), (4, 0)):
+        record.add([1] * drafted, accepted, in_vain=False)
         assert record.ended.startswith("30 of 64 drafts were accepted, and a draft costs 0.48 of a pass")
     assert capsys.readouterr().out == f"{record.ended}\n"
+
+
+@pytest.fixture
+def agreeing(folder_of):
+    """A llama of its own whose last block changes no state, so that all drafts of layer 2 are right."""
+    model = eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=False)
+    last = model.blocks[-1]
+    for layer in (last.self_attn.o_proj, last.mlp.down_proj):
+        torch.nn.init.zeros_(layer.weight)
+    return model
+
+
+@pytest.mark.parametrize("exit_layers, ends", [((1, 2), True), ((2,), False)])
+def test_a_gate_pays_for_its_reads_of_the_head(exit_layers, ends, agreeing, many, eos, monkeypatch, capsys):
+    """Even if each draft is right: one that read the head at two layers, and one of layer 2 that read it once."""
+    model, sizes = agreeing, sizes_of(agreeing)
+    eos(model, {model.vocab_size + 1})
+    monkeypatch.setattr(loop, "ENOUGH_DRAFTS", 16)
+    score = lambda self, output, _: torch.full((len(output.positions),), float(output.layer))  # noqa: E731
+    gate = gate_named("confidence")
+    monkeypatch.setattr(type(gate), "score", score)
+    rule = ExitRule(gate, 1.5, exit_layers=exit_layers)
+    cost = (2 + len(exit_layers) * sizes.read) / sizes.full
+    assert (cost > 1) == ends
+    made = generate(model, many, rule, kv_policy="verified", max_new_tokens=STEPS)
+    assert made.sequences["drafted"].sum() == made.sequences["accepted"].sum() > 0
+    assert bool(made.ended) == ends and made.ended in capsys.readouterr().out
+    assert f"a draft costs {cost:.2f} of a pass" in made.ended or not ends
+
+
+def test_a_gate_that_is_asked_in_vain_costs_its_reads(monkeypatch):
+    """A token that runs all layers costs a pass without a gate; what it costs beyond that is the drafting's."""
+    record = DraftRecord(costs=[0.5, 1.75])
+    record.add([1, 1], 2, in_vain=True)
+    record.add([], 0, in_vain=True)
+    record.add([1], 1, in_vain=False)
+    assert (record.drafted, record.accepted, record.cost) == (3, 3, 3.0)
 
 
 def test_the_quickest_way_is_chosen_by_what_passes_cost(model_of, costs, monkeypatch):
@@ -430,7 +472,7 @@ def test_the_expected_speed_up_by_hand():
 
 
 def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, tmp_path):
-    """Never below those of fewer tokens; a damaged file, or an old one, is measured again."""
+    """Never below those of fewer tokens; a damaged file, an old one, or one of something else is measured again."""
     monkeypatch.setenv("EELIB_CACHE", str(tmp_path))
     model = model_of("t5")
 
@@ -452,7 +494,13 @@ def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, 
     assert found_anew().whole(3) == first.whole(3)
     (file,) = (tmp_path / "passes").iterdir()
     content = file.read_text()
-    for text, age in (("{", 0), (content, 2 * pass_costs.FRESH)):
+    right = json.loads(content)
+    rows, head = right["rows"], right["head"]
+    wrong = [{"layers": 9}, {"rows": []}, {"rows": 3}, {"rows": rows[::-1]}, {"rows": [0, *rows[1:]]}, {"head": None}]
+    wrong += [{"head": head[1:]}, {"head": [str(seconds) for seconds in head]}, {"head": [[1.0]] * len(head)}]
+    wrong += [{"head": [float("nan")] * len(head)}, {"head": [-1.0] * len(head)}, {"head": head[::-1]}]
+    damaged = ["{", "{}", "[]", *(json.dumps(right | part) for part in wrong)]
+    for text, age in [*((text, 0) for text in damaged), (content, 2 * pass_costs.FRESH)]:
         file.write_text(text)
         os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
         assert found_anew().whole(1) == 3.0
@@ -461,3 +509,33 @@ def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, 
     with pytest.raises(ZeroDivisionError) as caught:
         found_anew()
     assert caught.value.__context__ is None  # that no file was found has nothing to do with it
+
+
+def test_costs_are_those_of_the_way_that_a_model_computes(folder_of, monkeypatch, tmp_path):
+    """With torch's products, without fused blocks and in another dtype a model is measured anew; a file holds for a
+    model that computes in the same way.
+    """
+    monkeypatch.setenv("EELIB_CACHE", str(tmp_path))
+    for limit, value in (("SMALLEST", 0), ("GAIN", float("inf"))):
+        monkeypatch.setattr(products, limit, value)
+    runs = []
+
+    def measured(model, sequences=1):
+        runs.append(model)
+        return PassCosts(model.layers, (1,), *([float(len(runs))] for _ in range(3)))
+
+    monkeypatch.setattr(pass_costs, "measured", measured)
+
+    def costs(model):
+        return pass_costs.pass_costs(model).call[0]
+
+    fast, plain = (eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=own) for own in (True, False))
+    assert [costs(model) for model in (fast, plain, fast, plain)] == [1.0, 2.0, 1.0, 2.0]
+    monkeypatch.setattr(pass_costs, "MEASURED", {})  # as in another process
+    assert [costs(model) for model in (plain, fast)] == [2.0, 1.0]
+    before = [vars(block).pop("forward") for block in fast.blocks]
+    assert len(before) == fast.layers and costs(fast) == 3.0
+    plain.network.to(torch.bfloat16)
+    assert costs(plain) == 4.0
+    plain.network.to(torch.float32)
+    assert costs(plain) == 2.0

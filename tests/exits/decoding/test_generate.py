@@ -85,12 +85,6 @@ def test_threads_that_share_a_model_wait_for_each_other(model_of, tmp_path):
     assert [vars(block).get("forward") for block in model.blocks] == forwards
 
 
-class Needs(Deepening):
-    """A gate that wants what no decoding knows."""
-
-    name, needs, default = "needs", ("readout", "reference"), 0.5
-
-
 def trained(*trained_for):
     """A gate that was trained for a model of this name, with weights of this hash."""
     return StateClassifier.of(StateClassifier.build(32), *trained_for)
@@ -102,7 +96,6 @@ BAD = [
     (dict(gate="confidence", exit_layers=(9,)), ["(9,)", "layers 1 to 3"]),
     (dict(exit_layers=(1, 2), kv_policy="copy"), ["(1, 2)", "without a gate"]),
     (dict(kv_policy="copy"), ["'copy'", "needs a gate"]),
-    (dict(kv_policy="deferred", gate=Needs()), ["needs", "reference"]),
     (dict(kv_policy="deferred", gate=trained("gpt2")), "for gpt2, not for llama"),
     (dict(kv_policy="deferred", gate=trained("llama", "0" * 64)), "for other weights than these"),
     (dict(draft="layer:1", draft_length=WINDOW), ["draft_length 128", "window of 128"]),
@@ -119,8 +112,8 @@ BAD = [
     (dict(exit_layers=2, kv_policy="copy"), ["exit_layers 2", "(2, 4)"]),
     (dict(policy="none.json"), ["none.json is no policy"]),
     (dict(max_new_tokens="4"), "max_new_tokens '4'"),
-    (dict(batch_split="3"), "batch_split '3'"),
     (dict(keys="copy"), ["no keys=", "kv_policy="]),
+    (dict(batch_split=3), ["no batch_split=", "a fixed rule"]),
     (dict(temperature=0.5), "no temperature="),
     (dict(exit_layers=(2,)), ["without a gate needs a kv_policy", "draft='layer:2'"]),
     (dict(draft="layer:3"), ["draft='layer:3'", "layers 1 to 2"]),

@@ -9,6 +9,7 @@ from exits_made import ByHand, by_sequence, middle_rule
 from families import CORE, in_pairs
 
 from checks.tiny_texts import PROMPTS
+from eelib.exits.decoding import loop
 from eelib.exits.decoding.generate import generate
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import gate_named
@@ -17,7 +18,7 @@ from eelib.models.probe import output_of, with_tensor
 from eelib.tracing.decode import greedy_decode, states_of
 
 STEPS = 9
-SOME = 4  # tokens times blocks that a smaller call has to save
+SOME, NEVER = 4, 10**9  # tokens times blocks that a smaller call has to save
 NO_TOKEN = ExitRule(gate_named("confidence"), 2.0)  # exits
 
 
@@ -83,10 +84,9 @@ def changed_by_hand(model, hand, prompt, kv_policy):
     return hand
 
 
-def assert_by_hand(model, rule, kv_policy, hands, batch_size, batch_split):
+def assert_by_hand(model, rule, kv_policy, hands, batch_size):
     """Decoding gives the tokens and exits that were found by hand; returns its table."""
-    given = {"batch_size": batch_size, "batch_split": batch_split, "max_new_tokens": STEPS}
-    made = generate(model, PROMPTS, rule, kv_policy=kv_policy, **given)
+    made = generate(model, PROMPTS, rule, kv_policy=kv_policy, batch_size=batch_size, max_new_tokens=STEPS)
     assert by_sequence(made) == [hand.tokens for hand in hands]
     assert by_sequence(made, "exit_layer") == [hand.exits for hand in hands]
     assert (made.tokens["layers_run"] >= made.tokens["exit_layer"]).all()
@@ -100,7 +100,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("gate, kv_policy, name", CASES)
-def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of):
+def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of, monkeypatch):
     """Sequences exit at different layers, and their tokens are pending at different depths."""
     model = model_of(name)
     rules = {
@@ -112,22 +112,24 @@ def test_true_keys_are_those_of_whole_runs(gate, kv_policy, name, model_of):
     hands = [from_scratch(model, ByHand(model, rule), prompt) for prompt in prompts]
     if gate != "patience":
         assert len({layer for hand in hands for layer in hand.exits}) > 1
-    for batch_size, split in ((1, 0), (5, 0), (5, None), (5, SOME)):
-        tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size, split)
+    for batch_size, split in ((1, 0), (5, 0), (5, NEVER), (5, SOME)):
+        monkeypatch.setattr(loop, "BATCH_SPLIT", split)
+        tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size)
         assert kv_policy != "full" or (tokens["layers_run"] == model.layers).all()
 
 
 @pytest.mark.parametrize("kv_policy", ["copy", "project"])
 @pytest.mark.parametrize("name", CORE)
-def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, model_of):
+def test_corrupted_keys_are_those_of_a_cache_changed_by_hand(name, kv_policy, model_of, monkeypatch):
     model = model_of(name)
     prompts = model.tokenizer(PROMPTS)["input_ids"]
     fixed = gate_named("fixed")
     for rule in (middle_rule(model, PROMPTS), ExitRule(fixed, 1), ExitRule(fixed, 2, full_depth_tokens=4)):
         hands = [changed_by_hand(model, ByHand(model, rule), prompt, kv_policy) for prompt in prompts]
         ran = []
-        for batch_size, split in ((1, 0), (5, 0), (5, SOME), (5, None)):
-            tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size, split)
+        for batch_size, split in ((1, 0), (5, 0), (5, SOME), (5, NEVER)):
+            monkeypatch.setattr(loop, "BATCH_SPLIT", split)
+            tokens = assert_by_hand(model, rule, kv_policy, hands, batch_size)
             tokens = tokens[tokens["position"] > 0]
             skipped = model.layers - tokens["exit_layer"]
             assert (tokens["kv_only_layers"] == (skipped if kv_policy == "project" else 0)).all()
@@ -158,19 +160,20 @@ def test_a_batch_is_split_where_it_saves_enough(model_of, eos, monkeypatch):
 
     monkeypatch.setattr(BlockRunner, "prepare", counted)
     rule = ExitRule(First(), 0.5, exit_layers=(1,))
-    for split, later in ((2, [(2, 1), (1, 1)]), (3, [(2, 1)]), (None, [(2, 1)])):
+    for split, later in ((2, [(2, 1), (1, 1)]), (3, [(2, 1)])):
         calls.clear()
-        generate(model, PROMPTS[:2], rule, kv_policy="copy", batch_split=split, max_new_tokens=2)
+        monkeypatch.setattr(loop, "BATCH_SPLIT", split)
+        generate(model, PROMPTS[:2], rule, kv_policy="copy", max_new_tokens=2)
         assert calls[1:] == later
 
 
-@pytest.mark.parametrize("batch_split", [0, None])
-def test_free_learns_of_tokens_that_went_deep(batch_split, model_of, many):
+@pytest.mark.parametrize("split", [0, NEVER])
+def test_free_learns_of_tokens_that_went_deep(split, model_of, many, monkeypatch):
     """Their score at the shallow exit, and whether it agreed, sequence by sequence of a batch; exits teach nothing."""
+    monkeypatch.setattr(loop, "BATCH_SPLIT", split)
     model = model_of("llama")
     rule = ExitRule(gate_named("confidence"), Estimated(middle_rule(model, many).threshold.value), exit_layers=(2,))
-    given = dict(kv_policy="deferred", batch_size=16, max_new_tokens=STEPS, batch_split=batch_split)
-    made = generate(model, many, rule, **given)
+    made = generate(model, many, rule, kv_policy="deferred", batch_size=16, max_new_tokens=STEPS)
     states = states_of(model, model.tokenizer(many)["input_ids"], by_sequence(made))[0]
     shallow = model.unembed(states[:, 2]).argmax(-1).numpy()
     deep = (made.tokens["exit_layer"] == model.layers).to_numpy()
