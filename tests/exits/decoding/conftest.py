@@ -1,10 +1,20 @@
-"""What a pass costs while decoding is tested, and prompts of many lengths."""
+"""What a pass costs while decoding is tested, prompts of many lengths, and trained blocks of the tiny llama."""
+
+from functools import cache
+from weakref import WeakKeyDictionary
 
 import pytest
+import torch
+from oracle import two_ends
 
 from checks.tiny_texts import PROMPTS
-from eelib.exits.decoding import drafters
+from eelib.exits.decoding import drafters, loop
 from eelib.exits.decoding.pass_costs import ROWS, PassCosts
+from eelib.models import products
+from eelib.models.lens_adapters import DraftBlock, save_draft
+from eelib.tracing.decode import greedy_decode
+
+STEPS = 14
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +40,41 @@ def costs(monkeypatch):
 def many():
     """16 prompts."""
     return [*PROMPTS, *(f"{prompt} {extra}" for prompt in PROMPTS for extra in ("dog", "ist das über?")), "over"]
+
+
+@pytest.fixture(scope="module")
+def blocks(model_of, tmp_path_factory):
+    """A data folder with blocks of both kinds for the tiny llama, whose drafts are sometimes right."""
+    folder, model = tmp_path_factory.mktemp("data"), model_of("llama")
+    for kind, layer in (("block", 2), ("features", model.layers)):
+        torch.manual_seed(1)
+        found = DraftBlock(model, kind, layer, torch.arange(0, model.vocab_size, 2))
+        save_draft(found, folder / "models" / f"llama-{kind}", "llama", {"leg": {}})
+    return folder
+
+
+@pytest.fixture
+def shipped(blocks, monkeypatch):
+    """Where the blocks of models are found; weights of 8 bits are for layers of any size; drafts go on, however few are
+    accepted.
+    """
+    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(drafters, "INT8_MODELS", WeakKeyDictionary())
+    monkeypatch.setattr(drafters, "data_folder", lambda *parts: blocks.joinpath(*parts))
+    monkeypatch.setattr(loop, "ENOUGH_DRAFTS", 10**9)
+
+
+@pytest.fixture(scope="module")
+def plain(model_of, many):
+    """plain(family): (plain greedy decoding without end tokens, two tokens that end it at many lengths)."""
+
+    @cache
+    def run(name):
+        model = model_of(name)
+        before = model.network.generation_config.eos_token_id
+        model.network.generation_config.eos_token_id = [model.vocab_size + 1]
+        outputs = greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
+        model.network.generation_config.eos_token_id = before
+        return outputs, two_ends(outputs)
+
+    return run
