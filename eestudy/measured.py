@@ -1,6 +1,6 @@
 """Results that take too long to make for the book: `python -m checks` measures and writes each to data/measured.
 
-A result has the hash of the code that it depends on, so that a page can say whether that code is still the same.
+A result has the hash of the code that it depends on, so that a page can say where that code has changed since.
 """
 
 import ast
@@ -43,11 +43,13 @@ def measured_on(name: str, model: Any) -> dict[str, Any] | None:
 
 
 def provenance(report: dict[str, Any]) -> str:
-    """The date, commit and machine of a result, as the end of a sentence."""
+    """The date, commit and machine of a result, as the end of a sentence, and whether its code has changed since."""
     machine = report["machine"]
     texts = {"cpu": "{}", "cores": "{} cores", "memory_gib": "{} GiB of memory", "gpu": "{}"}
     parts = [text.format(machine[key]) for key, text in texts.items() if key in machine]
-    return f"on {report['date']} at commit {report['commit']} on {', '.join(parts)}"
+    changed = report.get("code") != code_hash(report.get("depends", ()))  # older results have no hash
+    since = " (the code that it depends on has changed since)" if changed else ""
+    return f"on {report['date']} at commit {report['commit']}{since} on {', '.join(parts)}"
 
 
 HIDDEN = r"/\.|/__pycache__/"

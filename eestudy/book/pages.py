@@ -20,7 +20,7 @@ from eestudy.book.verdicts import Written, tally, verdicts
 from eestudy.claims import published, tables
 from eestudy.figures import forms, style
 from eestudy.markup.markdown import Shown, card_parts, raw, table, text
-from eestudy.measured import FOLDER, code_hash, measured, provenance
+from eestudy.measured import FOLDER, measured, provenance
 
 ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
 COUNTED = "place in the list, from 1"
@@ -176,12 +176,10 @@ def fragment(check: str) -> str:
     except InputError:
         name = f"store {check}" if check in PARTS_OF_STORE else check
         return f"No result of this check is in `data/{FOLDER}` yet: `python -m checks {name}` makes it.\n"
-    same = "code" in report and report["code"] == code_hash(report["depends"])
     goals = report["goals"]
     said = (
         f"**Goals that are met: {sum(goal['met'] for goal in goals)} of {len(goals)}.** Measured "
-        f"{text(provenance(report))} by {text(report['command'])}. The code that it depends on "
-        f"{'is still the same' if same else 'has changed since'}."
+        f"{text(provenance(report))} by {text(report['command'])}."
     )
     rows = (
         [goal["goal"], number(goal["measured"]), number(goal["bound"]), "met" if goal["met"] else "not met"]
