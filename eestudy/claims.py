@@ -282,8 +282,8 @@ def verdict_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
 
 
 def tables() -> list[str]:
-    """Ids of the published tables: P-table-1, M-figure-1, ..., and P-text, M-text for numbers in running text."""
-    parts = (path.stem.rpartition("-") for path in data_folder("papers").glob("[PM]-*.json"))
+    """Ids of the published tables: D-speed-ups, P-table-1, M-figure-1, ..., and P-text, M-text for running text."""
+    parts = (path.stem.rpartition("-") for path in data_folder("papers").glob("[DPM]-*.json"))
     numbered = sorted((kind, int(end) if end.isdigit() else 0, end) for kind, _, end in parts)
     return [f"{kind}-{end}" for kind, _, end in numbered]
 

@@ -41,7 +41,7 @@ JUDGED, DECIDED = VERDICTS[:3], VERDICTS[:2]
 NOT_RUN, NO_RUN = "not run", "Its notebook was not run."
 FALLEN = "not after Holm’s correction"  # said of a decided verdict whose corrected p-value is too large
 LEVEL = 0.05  # of verdicts after Holm's correction
-COUNTED = dict(zip(VERDICTS, ("hold", "do not hold", "undecided", "not testable here", "not applicable")))
+PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
 # Icon and class of each verdict.
 LOOKS = {
     HOLDS: ("✓", "holds"),
@@ -51,6 +51,11 @@ LOOKS = {
     NOT_APPLICABLE: ("–", "untestable"),
     NOT_RUN: ("–", "untestable"),
 }
+
+
+def word(verdict: str, counts: Counter[str]) -> str:
+    """The verdict as a verb or an adjective that agrees with its count: 1 holds, 2 hold."""
+    return verdict if counts[verdict] == 1 else PLURAL.get(verdict, verdict)
 
 
 def load_results(study: StudyFile) -> Written:
@@ -85,7 +90,7 @@ def tally(model: str, judged: list[Judged]) -> str:
     able = [row for _, row in judged if row["verdict"] in JUDGED]
     first = [(claim, row) for claim, row in judged if row["verdict"] in JUDGED and not less(row)]
     counts = Counter(row["verdict"] for _, row in first)
-    listed = ", ".join(f"{counts[verdict]} {COUNTED[verdict]}" for verdict in JUDGED if counts[verdict])
+    listed = ", ".join(f"{counts[verdict]} {word(verdict, counts)}" for verdict in JUDGED if counts[verdict])
     corrected = after_holm(judged)
     decided = [claim.id for claim, row in first if row["verdict"] in DECIDED]
     standing = sum(corrected.get(name, 1.0) < LEVEL for name in decided)
@@ -106,7 +111,7 @@ def tiles(judged: list[Judged]) -> str:
     count = Counter(row["verdict"] for _, row in judged)
     parts = (
         f'<li class="ee-{LOOKS[verdict][1]}"><b>{count[verdict]}</b> '
-        f'<span><span aria-hidden="true">{LOOKS[verdict][0]}</span> {COUNTED[verdict]}</span></li>'
+        f'<span><span aria-hidden="true">{LOOKS[verdict][0]}</span> {word(verdict, count)}</span></li>'
         for verdict in JUDGED
     )
     return f'<ul class="ee-tally">{"".join(parts)}</ul>\n'

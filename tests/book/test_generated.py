@@ -74,7 +74,7 @@ def test_the_scoreboard_has_a_row_for_each_claim_and_begins_with_informative_ver
         for row in one.select("tbody tr"):
             assert row.th["scope"] == "row" and [cell["data-label"] for cell in row.select("td")] == headings[1:]
     said = page.get_text()
-    assert "3 verdicts on m, or on the models named beside them, are informative: 1 hold, 1 do not hold" in said
+    assert "3 verdicts on m, or on the models named beside them, are informative: 1 holds, 1 does not hold" in said
     assert "1 of the 2 that are decided stand" in said and "1 not testable here" in said
     assert said.index("## Details") < said.index("Verdicts that weigh less")
     assert "0.70\u00a0[0.60,\u00a00.80]" in shown[1].get_text() and "1,234" in shown[1].get_text()
