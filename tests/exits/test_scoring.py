@@ -1,13 +1,15 @@
 """A gate says the same while decoding, over a finished trace and of whole runs; curves of all thresholds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import traces
+import transformers as hf
 from exits_made import LAYERS, Made, between, by_sequence, middle_rule, whole_scores
+from families import FAMILIES, WIDE, tiny
 
 from checks.tiny_texts import PROMPTS
 from eelib.common.errors import InputError
@@ -25,13 +27,17 @@ from eestudy.words import CLASSES, PieceTable
 
 STEPS = 9
 SIMPLE = ("confidence", "softmax_difference", "entropy", "state_saturation")  # scores are real numbers
+OF_THREE_LAYERS = ("monotone", "three_states")  # which never exit in a network of three
+SIX_LAYERS = tiny(hf.LlamaConfig, WIDE | {"num_hidden_layers": 6}, num_key_value_heads=2)
 
 
 def rule_of(gate, model):
     """A rule of a library's gate, or of one of the study's with random weights, which may see earlier exits."""
     if gate not in FEATURES:
         middle = middle_rule(model, PROMPTS, gate if gate in (*SIMPLE, *TRAINED) else "confidence")
-        return middle if middle.gate.name == gate else ExitRule(gate_named(gate))
+        if middle.gate.name == gate:
+            return middle
+        return ExitRule(gate_named(gate), 0.0 if gate == "monotone" else None)  # wherever p1 rose twice
     width = sum(len(CLASSES) if sign == "piece" else 1 for sign in FEATURES[gate])
     weights = np.random.default_rng(0).normal(size=(model.layers - 1, width + 1))
     pieces = PieceTable(torch.arange(model.vocab_size).remainder(len(CLASSES)).byte())  # by a token's number
@@ -40,6 +46,7 @@ def rule_of(gate, model):
 
 NAMES = ("llama", "gpt2", "t5", "gemma2")
 CASES = {(gate, name) for i, gate in enumerate((*own_gates(), *FEATURES)) for name in NAMES[i % 2 :: 2]}
+CASES |= {(gate, "deep") for gate in OF_THREE_LAYERS}
 
 
 @pytest.mark.parametrize("gate, name", sorted(CASES))
@@ -50,6 +57,7 @@ def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(
     see where earlier tokens exited.
     """
     monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", 20)  # tokens, of about three sequences
+    monkeypatch.setitem(FAMILIES, "deep", replace(FAMILIES["llama"], config=SIX_LAYERS))
     model, trace = model_of(name), made(name)
     rule = rule_of(gate, model)
     decoded = generate(model, PROMPTS, rule, kv_policy="deferred", batch_size=3, max_new_tokens=STEPS).tokens
@@ -63,7 +71,7 @@ def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(
     assert clear.mean() > 0.9
     np.testing.assert_array_equal(exited[clear], exits[clear])
     np.testing.assert_array_equal(decoded["token_id"][clear], found.emitted(exits)[clear])
-    assert gate not in (*SIMPLE, *FEATURES) or len(set(exits.tolist())) > 1
+    assert not (gate in (*SIMPLE, *FEATURES) or name == "deep") or len(set(exits.tolist())) > 1
     if {"state", "head"} & set(rule.gate.needs):
         trace = traces.make(model, tmp_path)
         make_scores(model, traces.TASK, trace, [rule], progress=False)
