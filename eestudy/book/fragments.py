@@ -7,7 +7,7 @@ import yaml
 
 from eelib.common.errors import InputError
 from eestudy.book.answered import ANSWERS
-from eestudy.book.front import front, limits, page_chips, questions
+from eestudy.book.front import explore, front, limits, page_chips, questions
 from eestudy.book.pages import cards, clone, engine, findings, models, papers, runs
 from eestudy.book.study_file import BOOK, GENERATED, StudyFile
 from eestudy.book.verdicts import counted_changes, load_results, scoreboard
@@ -25,6 +25,7 @@ def main() -> None:
         "front": front(study, results),
         "questions": questions(study, results),
         "limits": limits(study),
+        "explore": explore(study),
         "findings": findings(study, results),
         "changes": counted_changes(),
         "scoreboard": scoreboard(study, results),

@@ -61,6 +61,15 @@ def questions(study: StudyFile, results: Written) -> str:
     return "\n".join(pieces)
 
 
+def explore(study: StudyFile) -> str:
+    """A link to the grids of the study's first model, for the page with the lens; empty where they are not made."""
+    model = next(iter(study.models))
+    if "saturation" not in study.notebooks_of(model):
+        return ""
+    address = f"results/{escape(model, quote=True)}/saturation.html#explore-other-outputs"
+    return raw(f'<p class="{PLAIN}"><a href="{address}">Outputs of {escape(model)}</a> have such grids, too.</p>')
+
+
 def main_sentence(markdown: str) -> str:
     """The bold part of a page's answer, as plain text: its main sentence."""
     found = MAIN.search(markdown)
