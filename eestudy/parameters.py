@@ -11,7 +11,7 @@ import IPython
 from jinja2 import TemplateError
 
 from eelib.common.errors import InputError, StorageError
-from eelib.common.files import joint_version
+from eelib.common.files import shipped_versions
 from eelib.models.checkpoint import DTYPES, resolve_device
 from eelib.tasks.task import task_names
 
@@ -92,9 +92,7 @@ def check_parameters(
     for name in shares:
         if not 0 < values[name] < 1:
             raise ParameterError(f"parameter {name} is {values[name]}; it must lie between 0 and 1")
-    if values.get("after") == "auto":
-        values["after"] = joint_version(values["model"])
-    return Parameters(values)
+    return Parameters(values | shipped_versions(values))
 
 
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:

@@ -284,6 +284,18 @@ def study_named(p: Parameters, parameter: str) -> Study | None:
     return Study(p, model=found[0][0], tasks=found[0][1], **NOT_OURS) if found else None
 
 
+def lens_of(p: Parameters, study: Study) -> Study | None:
+    """A study of the page's model, read through the tuned lens that the parameter `lens` names; None where it is empty.
+
+    Raises:
+        ParameterError: one line, for a lens of another model.
+    """
+    found, token = Study(p, model=p.lens) if p.lens else None, ["task", "sequence", "position", "token_id"]
+    if found and not found.tokens[token].equals(study.tokens[token]):
+        raise ParameterError(f"parameter lens is {p.lens!r}, which does not give the tokens that {p.model!r} gives")
+    return found
+
+
 def models_beside(p: Parameters) -> list[tuple[str, str]]:
     """(model, tasks) of each entry of `beside`, as in "pocket-llama on translation/*; A on B,C"; not the page's own.
 

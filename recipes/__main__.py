@@ -24,7 +24,6 @@ RECIPES = {
     "pocket-llama": "pocket_llama",
     "pocket-llama-joint": "fine_tuning:LLAMA_JOINT",
     "pocket-llama-json": "fine_tuning:LLAMA_JSON",
-    "pocket-llama-lens": "tuned_lens:LLAMA_LENS",
     "pocket-t5": "pocket_t5",
     "pocket-t5-free": "fine_tuning:T5_FREE",
     "pocket-t5-weighted": "fine_tuning:T5_WEIGHTED",
@@ -32,6 +31,7 @@ RECIPES = {
     "smollm2-135m-instruct-block": "smollm2:BLOCK",
     "smollm2-135m-instruct-features": "smollm2:FEATURES",
     "smollm2-135m-instruct-joint": "smollm2:JOINT",
+    "smollm2-135m-instruct-lens": "tuned_lens:SMOLLM2_LENS",
     "smollm2-135m-instruct-outputs": "smollm2:OUTPUTS",
 }
 

@@ -4,8 +4,7 @@ P §3.2 and §3.3 (the sum of all layers' losses, after BranchyNet, without addi
 objectives as M §2.1 writes them. Any model that `load_model` takes can be trained with them.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -47,48 +46,19 @@ def layers_loss(unembed: Head, states: Sequence[Tensor], labels: Tensor, weights
     `states` are those of layers 1..L, each [n, hidden_size]; `labels` is [n]. The head runs on some rows of one
     layer at a time, and on them again in the backward pass, so the logits of no layer are ever held whole.
     """
-    return by_rows(unembed, states, labels, weights, partial(F.cross_entropy, reduction="sum"))
-
-
-def imitation_loss(unembed: Head, states: Sequence[Tensor], last: Tensor, weights: Sequence[float]) -> Tensor:
-    """Sum over layers of weight times mean KL(the last layer's readout || the layer's), in nats, float32.
-
-    `states` are those of the layers with `weights`, `last` those of the last, each [n, hidden_size]; no gradient
-    reaches `last`. The head runs on some rows at a time, as in `layers_loss`.
-    """
-
-    def targets(part: Tensor) -> Tensor:
-        with torch.no_grad():
-            return torch.log_softmax(unembed(part), -1)
-
-    def summed(logits: Tensor, wanted: Tensor) -> Tensor:
-        return F.kl_div(torch.log_softmax(logits, -1), wanted, reduction="sum", log_target=True)
-
-    return by_rows(unembed, states, last, weights, summed, targets)
-
-
-def by_rows(
-    unembed: Head,
-    states: Sequence[Tensor],
-    given: Tensor,
-    weights: Sequence[float],
-    summed: Callable[[Tensor, Tensor], Tensor],
-    target: Callable[[Tensor], Tensor] = lambda part: part,
-) -> Tensor:
-    """Sum over layers of weight times mean `summed(logits, target(given))`, some rows at a time."""
-    rows = max(1, LOGITS_AT_ONCE[given.device.type != "cpu"] // unembed.vocab_size)
+    rows = max(1, LOGITS_AT_ONCE[labels.device.type != "cpu"] // unembed.vocab_size)
 
     def piece_loss(state: Tensor, wanted: Tensor) -> Tensor:
-        return summed(unembed(state), wanted)
+        return F.cross_entropy(unembed(state), wanted, reduction="sum")
 
-    total = torch.zeros((), device=given.device)
-    for start in range(0, len(given), rows):
-        wanted = target(given[start : start + rows])
+    total = torch.zeros((), device=labels.device)
+    for start in range(0, len(labels), rows):
+        wanted = labels[start : start + rows]
         for state, weight in zip(states, weights):
             if weight:
                 piece = state[start : start + rows]
                 loss = checkpoint(piece_loss, piece, wanted, use_reentrant=False, preserve_rng_state=False)
-                total = total + weight / len(given) * loss
+                total = total + weight / len(labels) * loss
     return total
 
 

@@ -1,124 +1,110 @@
-"""The recipe of pocket-llama-lens: an affine translator for each layer of pocket-llama, which itself stays as it is.
+"""The recipe of smollm2-135m-instruct-lens: an affine translator for each layer of SmolLM2, which stays as it is.
 
-The tuned lens of Belrose et al. (2023), trained on the model's own outputs: how far early exit gets without touching
-the model.
+The tuned lens of Belrose et al. (2023), trained on the model's own outputs: what inner states tell a reader that is
+trained for each layer, where early exit reads them through the bare head.
 """
 
+import random
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from eelib.models.lens_adapters import Translators, save_translators
-from eelib.models.model import Model, load_model
-from eelib.tracing.decode import states_of
-from recipes.batches import from_step
-from recipes.card import save_card
-from recipes.gates import HELD_OUT, own_outputs, prompts_of
-from recipes.losses import imitation_loss, uniform_weights
-from recipes.quality import TRANSLATIONS, agreement
+from eelib.models.lens_adapters import TRANSLATORS_FILE, Translators, origin_of, save_translators, with_translators
+from eelib.models.model import Model
+from recipes.own_outputs import OwnText, packs
+from recipes.smollm2 import FEW, START, Training, places_of, states_at
 from recipes.texts import SEED
-from recipes.training import Loss, Optimizer, Schedule, by_step, train
-
-ASKED = "translation,captions,rooms,reading,headlines"  # parts of the corpora
+from recipes.training import Loss
 
 
 @dataclass(frozen=True)
-class Lens:
-    """How translators of one model are trained: AdamW, `batch` tokens a step, each at all its inner layers.
+class Lens(Training):
+    """Translators of layers 1..L-1.
 
-    The loss is the mean KL divergence of a layer's distribution from the last one's, in nats (Belrose et al. 2023, eq.
-    8). `tokens` are decoded greedily from training prompts, a fifth of them held out.
+    The loss is the mean over layers of the KL divergence of a layer's distribution from the last one's, in nats
+    (Belrose et al. 2023, eq. 8), at the places that predict outputs. `shown`: layers of the curve's figures.
     """
 
-    name: str = "pocket-llama-lens"
-    start: str = "pocket-llama"
-    tokens: int = 30_000
-    epochs: int = 3
-    batch: int = 256
-    rate: float = 1e-3
+    tokens: int = 512
+    peak: float = 1e-3
+    watch_every: int = 100
+    shown: tuple[int, ...] = (5, 10, 15, 20, 25, 29)
 
-    def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
-        """Train, continuing from `work`, measure, and write translators with their card to `out`; returns the card."""
-        model = load_model(self.start, device=device)
-        training, held = self.examples(model, corpora, work)
-        found, untrained = (Translators(model.layers, model.hidden_size).to(model.device) for _ in range(2))
-        self.fit(model, found, training, work)
-        save_translators(found.requires_grad_(False), out, self.start, model.hash)
-        origin = {
-            "name": self.name,
-            "kind": f"affine translators of layers 1 to {model.layers - 1}, {model.hidden_size} wide, half precision",
-            "start": self.start,
-            "objective": "every inner layer says through its translator what the last layer says (tuned lens)",
-            "corpus": f"{self.start}'s own greedy outputs on its training prompts ({ASKED})",
-        }
-        quality = self.measure(corpora, out, device) | {
-            "held-out tokens": len(held),
-            "KL from the last layer, untranslated": by_layer(model, untrained, held),
-            "KL from the last layer": by_layer(model, found, held),
-        }
-        notes = {"what it is": f"{self.start} itself, whose weights are not touched, read through translators"}
-        return save_card(out, work, device, origin, quality, notes)
+    def begin(self, model: Model, work: Path, out: Path) -> tuple[Translators, dict]:
+        """New translators, which change nothing yet."""
+        del work
+        if not (file := out / TRANSLATORS_FILE).exists():
+            return Translators(model.layers, model.hidden_size).to(model.device), {}
+        found = with_translators(model, out).translators
+        assert found is not None
+        return found.requires_grad_(True), origin_of(file)["leg"]
 
-    def examples(self, model: Model, corpora: Path, work: Path) -> tuple[Tensor, Tensor]:
-        """(training, held out): states [n, L, hidden_size] of the model's own outputs, in bfloat16.
+    def loss_of(self, model: Model, trained: Translators, batch: list[OwnText], step: int) -> Loss:
+        """The gradients of one layer after the other, so that one layer's logits are in memory at a time."""
+        del step
+        with torch.no_grad():
+            *inner, last = states_of_all(model, batch)
+            wanted = model.unembed(last).float().softmax(-1)
+        total, lost = torch.zeros((), device=model.device), -torch.special.entr(wanted).sum(-1).mean()
+        for layer, states in enumerate(inner, 1):
+            read = trained.at(layer, states.float())
+            leaf = read.detach().requires_grad_(True)
+            loss = F.cross_entropy(model.unembed(leaf).float(), wanted) / len(inner)
+            total = total + (read * torch.autograd.grad(loss, leaf)[0]).sum()
+            lost = lost + loss.detach()
+        return Loss(total, len(last), shown=lost)
 
-        Outputs of a batch are alike in length, so whole batches are held out, one in HELD_OUT.
-        """
-        training: list[Tensor] = []
-        held: list[Tensor] = []
-        for number, batch in enumerate(own_outputs(model, prompts_of(model, ASKED, corpora, work, self.tokens))):
-            states, _ = states_of(model, *batch)
-            (training if number % HELD_OUT else held).append(states[:, 1:].to("cpu", torch.bfloat16))
-            if sum(map(len, training + held)) >= self.tokens:
-                break
-        return torch.cat(training), torch.cat(held)
+    def quality(self, model: Model, trained: Translators, texts: list[OwnText]) -> dict[str, Any]:
+        """Of layers 1..L-1 with the translators and without: agreement with the last layer, and KL from it in nats."""
+        found = self.figures(model, trained, texts[:FEW], [*range(1, model.layers)])
+        return {"tokens": found.pop("tokens")} | {f"{name}, by layer": [*each.values()] for name, each in found.items()}
 
-    def fit(self, model: Model, found: Translators, training: Tensor, work: Path) -> None:
-        """Train on states [n, L, hidden_size], all of them in each epoch."""
-        steps = -(-len(training) // self.batch)
+    def watched(self, model: Model, trained: Translators, texts: list[OwnText]) -> dict[str, Any]:
+        """The same of a few layers."""
+        return self.figures(model, trained, texts, [layer for layer in self.shown if layer < model.layers])
 
-        def plan(epoch: int) -> list[Tensor]:
-            order = torch.Generator().manual_seed(SEED * 1000 + epoch)
-            return list(torch.randperm(len(training), generator=order).split(self.batch))
+    @torch.no_grad()
+    def figures(self, model: Model, trained: Translators, texts: list[OwnText], layers: list[int]) -> dict[str, Any]:
+        """How many tokens there are, and agreement and KL by layer."""
+        parts = []
+        for batch in packs(texts, self.tokens, random.Random(SEED)):
+            *inner, last = states_of_all(model, batch)
+            logs = model.unembed(last).float().log_softmax(-1)
+            ways = [[trained.at(layer, inner[layer - 1]) for layer in layers], [inner[layer - 1] for layer in layers]]
+            parts.append(torch.stack([torch.stack([compared(model, one, logs) for one in way]) for way in ways]))
+        found: dict[str, Any] = {"tokens": sum(len(text.output) for text in texts)}
+        for way, figures in zip(("", ", bare head"), torch.cat(parts, dim=-1).mean(-1)):  # [ways, layers, 2]
+            for name, values in zip(("agrees with the last layer", "KL from the last layer"), figures.T.tolist()):
+                found[name + way] = {layer: round(value, 4) for layer, value in zip(layers, values)}
+        return found
 
-        def loss_of(rows: Tensor, _step: int) -> Loss:
-            states = training[rows].to(model.device).float()
-            read, weights = read_through(found, states), uniform_weights(model.layers - 1)
-            return Loss(imitation_loss(model.unembed, read, states[:, -1], weights), len(rows))
-
-        schedule = Schedule(self.epochs * steps, self.rate, warmup=1, decay=self.epochs * steps)
-        optimizer = Optimizer(found, muon=False, clip=torch.inf, betas=(0.9, 0.999), weight_decay=0.01)
-        stream = by_step(partial(from_step, plan_of=plan))
-        train(found, stream, loss_of, schedule, work, optimizer=optimizer, save_every=steps)
-
-    def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
-        """Agreement of each layer with the last on the shipped translations, with the translators and without."""
-        del corpora
-        name = "agreement with the last layer"
-        return {
-            name: agreement(load_model(str(folder), device=device), TRANSLATIONS),
-            f"{name}, untranslated": agreement(load_model(self.start, device=device), TRANSLATIONS),
-        }
+    def write(self, model: Model, trained: Translators, out: Path, leg: dict, quality: dict) -> tuple[str, str]:
+        """The translators in half precision."""
+        del quality
+        save_translators(trained, out, START, model.hash, leg=leg)
+        return (
+            f"affine translators of layers 1 to {model.layers - 1}, {model.hidden_size} wide, half precision",
+            "every inner layer says through its translator what the last layer says (tuned lens)",
+        )
 
 
-def read_through(found: Translators, states: Tensor) -> tuple[Tensor, ...]:
-    """The states of layers 1..L-1 [n, hidden_size] as they are read, of states [n, L, hidden_size]."""
-    return found(torch.cat([states[:, :1], states], dim=1))[:, 1:-1].unbind(1)
+def states_of_all(model: Model, batch: list[OwnText]) -> list[Tensor]:
+    """The states [n, hidden_size] of layers 1..L at the places that predict outputs."""
+    return states_at(model, places_of(batch, 0.0, model.device), [*range(1, model.layers + 1)])
 
 
-@torch.no_grad()
-def by_layer(model: Model, found: Translators, states: Tensor) -> list[float]:
-    """Mean KL from the last layer of layers 1..L-1, in nats, of states [n, L, hidden_size]."""
-    total = torch.zeros(model.layers - 1)
-    for part in states.split(1024):
-        wide = part.to(model.device).float()
-        read = read_through(found, wide)
-        losses = [imitation_loss(model.unembed, [one], wide[:, -1], [1.0]) for one in read]
-        total += len(part) * torch.stack(losses).cpu()
-    return [round(float(value), 3) for value in total / len(states)]
+def compared(model: Model, states: Tensor, last: Tensor) -> Tensor:
+    """Whether states give the last layer's best token, and the KL divergence from it, in nats: [2, n].
+
+    `last`: logarithms [n, vocabulary] of the last layer's probabilities.
+    """
+    logs = model.unembed(states).float().log_softmax(-1)
+    apart = F.kl_div(logs, last, reduction="none", log_target=True).sum(-1)
+    return torch.stack([(logs.argmax(-1) == last.argmax(-1)).float(), apart]).cpu()
 
 
-LLAMA_LENS = Lens()
+SMOLLM2_LENS = Lens(f"{START}-lens")

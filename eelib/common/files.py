@@ -4,9 +4,10 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
@@ -15,6 +16,7 @@ from eelib.common.errors import StorageError
 PACKAGE = Path(__file__).resolve().parents[1]
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # of file systems that can't sync a folder
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # of file systems without locks
+VERSIONS = {"after": "joint", "lens": "lens"}  # parameters that name a shipped version of the model, and which
 LEASE, HEARTBEAT = 60.0, 10.0  # seconds without a heartbeat after which a lease is free, and between two of them
 
 
@@ -154,7 +156,8 @@ def model_folder(name: str | Path) -> str:
     return Path(name).name.removesuffix(".gguf")
 
 
-def joint_version(model: str) -> str:
-    """The shipped version of a model after joint optimization, MODEL-joint; empty where there is none."""
-    name = f"{model_folder(model)}-joint"
-    return name if data_folder("models", name).is_dir() else ""
+def shipped_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Of the parameters `after` and `lens` those that are "auto": MODEL-joint, MODEL-lens; empty if not shipped."""
+    asked = [(name, kind) for name, kind in VERSIONS.items() if parameters.get(name) == "auto"]
+    names = {name: f"{model_folder(parameters['model'])}-{kind}" for name, kind in asked}
+    return {name: found if data_folder("models", found).is_dir() else "" for name, found in names.items()}

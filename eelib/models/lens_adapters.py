@@ -181,10 +181,10 @@ def save(tensors: dict[str, Tensor], folder: Path, name: str, origin: dict[str, 
     write_atomically(folder / name, safetensors.torch.save(tensors, {"origin": json.dumps(origin)}))
 
 
-def save_translators(found: Translators, folder: Path, model: str, model_hash: str) -> None:
-    """Write translators in float16; `model` is the name by which their model loads."""
+def save_translators(found: Translators, folder: Path, model: str, model_hash: str, **more: Any) -> None:
+    """Write translators in float16; `model` is the name by which their model loads, `more` further metadata."""
     tensors = {key: value.half() for key, value in found.state_dict().items()}
-    save(tensors, folder, TRANSLATORS_FILE, {"model": model, "model_hash": model_hash})
+    save(tensors, folder, TRANSLATORS_FILE, {"model": model, "model_hash": model_hash, **more})
 
 
 def save_draft(found: DraftBlock, folder: Path, model: str, more: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eelib.common.errors import InputError
-from eelib.common.files import PACKAGE, data_folder, joint_version, model_folder, read_json
+from eelib.common.files import PACKAGE, VERSIONS, data_folder, model_folder, read_json, shipped_versions
 from eelib.common.values import check_name, first_line
 from eestudy.book.study_schema import WHOLE, read_study
 from eestudy.measured import files_in
@@ -103,7 +103,7 @@ class StudyFile:
             given = self.parameters(model, notebook)
             values = defaults(notebook_file(notebook)) | given
             one = {key: value for key, value in values.items() if key in OF_TRACES}
-            found += [one | {"model": name} for name in (given["model"], given.get("after")) if name]
+            found += [one | {"model": name} for name in (given["model"], *map(given.get, VERSIONS)) if name]
         return [values for number, values in enumerate(found) if values not in found[:number]]
 
     @property
@@ -116,10 +116,7 @@ class StudyFile:
         settings = self.models[model]
         own = settings.get("parameters") or {}
         given = {"model": settings["model"]} | self.shared | own | self.notebooks[notebook] | FOLDERS
-        after = given["after"] if "after" in given else defaults(notebook_file(notebook)).get("after")
-        if after == "auto":
-            given["after"] = joint_version(given["model"])
-        return given
+        return given | shipped_versions(defaults(notebook_file(notebook)) | given)
 
     def notebook_sources(self, model: str, notebook: str) -> list[str]:
         """Files that the page of a notebook on a model depends on: code, data, weights of all models that it names, and

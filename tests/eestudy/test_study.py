@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from planted import asked, sentences, write_task
 from traitlets.config import Config
 
+from eelib.models.lens_adapters import Translators, save_translators
 from eelib.tasks.task import Task
 from eelib.tracing.decode import encode
 from eestudy.figures.grids import example, explorer
@@ -20,7 +21,7 @@ from eestudy.markup.markdown import text
 from eestudy.parameters import ParameterError, Parameters, check_parameters
 from eestudy.resampling import NOTHING, Interval
 from eestudy.results import Results, pct_ci
-from eestudy.study import Study, pair_of, pairs_beside, prompted, studies_beside, study_named
+from eestudy.study import Study, lens_of, pair_of, pairs_beside, prompted, studies_beside, study_named
 
 DECLARED = """model: str = "pocket-llama"  # a shipped name
 tasks: str = "translation/de-en"  # tasks
@@ -168,6 +169,17 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
 
+def test_a_lens_reads_the_model_s_own_tokens_in_another_way(parameters, model_of, folder_of, tmp_path, one_line):
+    base, study, lens = model_of("gpt2"), Study(parameters()), Translators(3, 32)
+    lens.weight.data.normal_()
+    save_translators(lens.requires_grad_(False), tmp_path / "lens", str(folder_of("gpt2")), base.hash)
+    found = lens_of(parameters(lens=str(tmp_path / "lens")), study)
+    same = found["top1"] == study["top1"]
+    assert same[:, [0, -1]].all() and not same.all() and lens_of(parameters(lens=""), study) is None
+    other = parameters(lens=str(folder_of("llama")))
+    one_line(ParameterError, "does not give the tokens that", lambda: lens_of(other, study))
+
+
 def test_the_prompts_of_a_pair_are_the_same(parameters, tmp_path, one_line):
     """A chat template of one model alone is used by neither."""
     instructed = families.save("gpt2", tmp_path / "instructed")
@@ -229,13 +241,14 @@ def test_quality_where_prompts_were_skipped(parameters, tmp_path, one_line):
     assert next(iter(study.quality.values())) == expected
 
 
-def test_after_is_the_shipped_joint_version_of_the_model(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name, version", [("after", "joint"), ("lens", "lens")])
+def test_auto_is_the_shipped_version_of_the_model(name, version, monkeypatch, tmp_path):
     monkeypatch.setattr("eelib.common.files.data_folder", tmp_path.joinpath)
-    (tmp_path / "models/tiny-joint").mkdir(parents=True)
-    cells = ["model: str = 'x'\nafter: str = 'auto'"]
-    for model, after in (("tiny", "tiny-joint"), ("folder/tiny.gguf", "tiny-joint"), ("other", "")):
-        assert checked(cells, f"model, after = {model!r}, 'auto'").after == after
-    assert checked(cells, "model, after = 'tiny', 'mine'").after == "mine"
+    (tmp_path / f"models/tiny-{version}").mkdir(parents=True)
+    cells = [f"model: str = 'x'\n{name}: str = 'auto'"]
+    for model, found in (("tiny", f"tiny-{version}"), ("folder/tiny.gguf", f"tiny-{version}"), ("other", "")):
+        assert checked(cells, f"model, {name} = {model!r}, 'auto'")[name] == found
+    assert checked(cells, f"model, {name} = 'tiny', 'mine'")[name] == "mine"
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,8 @@ def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, fo
 
 @pytest.mark.slow
 def test_the_shipped_translators_are_nearer_to_the_last_layer_than_the_bare_head(tmp_path):
-    task, found = eelib.load_task("translation/de-en", limit=6), []
-    for name in ("pocket-llama", "pocket-llama-lens"):
+    task, found = eelib.load_task("summarization/bulletins", limit=6), []
+    for name in ("smollm2-135m-instruct", "smollm2-135m-instruct-lens"):
         made = eelib.trace(eelib.load_model(name), task, 24, folder=tmp_path, progress=False)
         found.append(made["kl_final"][made.statistic_rows(), 1:-1].mean(axis=0))
     assert (found[1] < 0.8 * found[0]).all()

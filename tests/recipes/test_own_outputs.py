@@ -1,4 +1,4 @@
-"""The recipes in legs: the model's own outputs, draft blocks and a joint version, on a tiny model end to end."""
+"""The recipes in legs: the model's own outputs, draft blocks, a joint version and a tuned lens, on a tiny model."""
 
 import copy
 import json
@@ -15,9 +15,10 @@ import eelib
 from eelib.common.errors import InputError
 from eelib.models.lens_adapters import DRAFT_FILE, load_draft
 from eelib.tracing.decode import greedy_decode
-from recipes import own_outputs, smollm2
+from recipes import own_outputs, smollm2, tuned_lens
 from recipes.own_outputs import Prompts, batches, file_of, outputs_of, read_texts
 from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
+from recipes.tuned_lens import SMOLLM2_LENS
 
 TEMPLATE = "{% for m in messages %}user {{ m['content'] }} {% endfor %}assistant"
 
@@ -116,6 +117,33 @@ def test_the_joint_version_is_an_adapter_of_peft(own, start, tmp_path):
         changed = (tuned(ids).logits - model.network(ids).logits).abs().max()
     assert changed > 1e-3
     assert recipe.quality(model, None, recipe.held_out(work / recipe.name))["last layer keeps"] == 1.0
+
+
+def test_a_tuned_lens_comes_nearer_to_the_last_layer_than_the_bare_head(own, start, tmp_path, monkeypatch):
+    """At every inner layer. The card says so of what loads, and of the bare head what float64 says."""
+    model, work = own
+    monkeypatch.setattr(tuned_lens, "START", str(start))
+    recipe = replace(SMOLLM2_LENS, start=str(start), tokens=400, peak=1e-2, steps=40, shown=(1, 2), watch_every=30)
+    out = tmp_path / "lens"
+    recipe.run(tmp_path, out, work / recipe.name, "cpu")
+    found = json.loads((out / "card.json").read_text())["quality"]
+    assert found == json.loads(json.dumps(recipe.measure(tmp_path, out, "cpu", work / recipe.name)))
+    exact, apart, same = copy.deepcopy(model.network).double(), [], []
+    for text in (texts := recipe.held_out(work / recipe.name)):
+        with torch.no_grad():
+            states = torch.stack(exact(text.ids[None], output_hidden_states=True).hidden_states[1:])[
+                :, 0, text.start - 1 : -1
+            ]
+            states[:-1] = exact.model.norm(states[:-1])
+            logs = exact.lm_head(states).log_softmax(-1)
+        apart.append((logs[-1].exp() * (logs[-1] - logs[:-1])).sum(-1))
+        same.append(logs[:-1].argmax(-1) == logs[-1].argmax(-1))
+    for name, values in (("KL from", apart), ("agrees with", same)):
+        bare = found[f"{name} the last layer, bare head, by layer"]
+        assert bare == pytest.approx(torch.cat(values, dim=1).double().mean(1).tolist(), abs=2e-3)
+        closer = [after - before for after, before in zip(found[f"{name} the last layer, by layer"], bare)]
+        assert len(closer) == model.layers - 1 and all(more < 0 if values is apart else more >= 0 for more in closer)
+    assert found["tokens"] == sum(len(text.output) for text in texts)
 
 
 def test_acceptance_by_position_counts_what_follows_right_drafts():
