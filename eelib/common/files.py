@@ -156,8 +156,13 @@ def model_folder(name: str | Path) -> str:
     return Path(name).name.removesuffix(".gguf")
 
 
+def shipped_version(model: str, kind: str) -> str:
+    """The shipped version MODEL-kind of a model ("joint", "lens"); empty where there is none."""
+    name = f"{model_folder(model)}-{kind}"
+    return name if data_folder("models", name).is_dir() else ""
+
+
 def shipped_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Of the parameters `after` and `lens` those that are "auto": MODEL-joint, MODEL-lens; empty if not shipped."""
+    """Of the parameters `after` and `lens` those that are "auto", as the shipped version of `model`."""
     asked = [(name, kind) for name, kind in VERSIONS.items() if parameters.get(name) == "auto"]
-    names = {name: f"{model_folder(parameters['model'])}-{kind}" for name, kind in asked}
-    return {name: found if data_folder("models", found).is_dir() else "" for name, found in names.items()}
+    return {name: shipped_version(parameters["model"], kind) for name, kind in asked}
