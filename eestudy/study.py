@@ -16,6 +16,7 @@ from eelib.common.errors import InputError
 from eelib.common.files import data_folder, model_folder, read_json
 from eelib.common.values import check_name
 from eelib.models.checkpoint import not_loaded, path_of
+from eelib.models.lens_adapters import base_of, with_translators
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import ItemStats, repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
@@ -287,13 +288,22 @@ def study_named(p: Parameters, parameter: str) -> Study | None:
 def lens_of(p: Parameters, study: Study) -> Study | None:
     """A study of the page's model, read through the tuned lens that the parameter `lens` names; None where it is empty.
 
+    None, too, with a printed line, where near ties were decoded otherwise, as they may be in batches of another size.
+
     Raises:
         ParameterError: one line, for a lens of another model.
     """
-    found, token = Study(p, model=p.lens) if p.lens else None, ["task", "sequence", "position", "token_id"]
-    if found and not found.tokens[token].equals(study.tokens[token]):
-        raise ParameterError(f"parameter lens is {p.lens!r}, which does not give the tokens that {p.model!r} gives")
-    return found
+    if not p.lens:
+        return None
+    with as_parameter_error():
+        if not base_of(folder := Path(path_of(p.lens))):
+            raise InputError(f"parameter lens is {p.lens!r}; allowed is a folder with a tuned lens of {p.model!r}")
+        read = with_translators(study.model, folder)
+    found, token = Study(p, model=p.lens, loaded=read), ["task", "sequence", "position", "token_id"]
+    if found.tokens[token].equals(study.tokens[token]):
+        return found
+    print(f"{p.lens} is left out: it was decoded otherwise than {p.model}, in near ties.")
+    return None
 
 
 def models_beside(p: Parameters) -> list[tuple[str, str]]:

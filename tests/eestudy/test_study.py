@@ -169,15 +169,19 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
         one_line(ParameterError, part, lambda: pair_of(parameters(after=after)))
 
 
-def test_a_lens_reads_the_model_s_own_tokens_in_another_way(parameters, model_of, folder_of, tmp_path, one_line):
-    base, study, lens = model_of("gpt2"), Study(parameters()), Translators(3, 32)
-    lens.weight.data.normal_()
-    save_translators(lens.requires_grad_(False), tmp_path / "lens", str(folder_of("gpt2")), base.hash)
-    found = lens_of(parameters(lens=str(tmp_path / "lens")), study)
-    same = found["top1"] == study["top1"]
+def test_a_lens_reads_the_model_s_own_tokens_in_another_way(
+    parameters, model_of, folder_of, tmp_path, one_line, capsys
+):
+    base, study, moved = model_of("gpt2"), Study(parameters()), Translators(3, 32)
+    moved.weight.data.normal_()
+    save_translators(moved.requires_grad_(False), tmp_path / "lens", str(folder_of("gpt2")), base.hash)
+    llama, lens = str(folder_of("llama")), parameters(lens=str(tmp_path / "lens"))
+    same = lens_of(lens, study)["top1"] == study["top1"]
     assert same[:, [0, -1]].all() and not same.all() and lens_of(parameters(lens=""), study) is None
-    other = parameters(lens=str(folder_of("llama")))
-    one_line(ParameterError, "does not give the tokens that", lambda: lens_of(other, study))
+    one_line(ParameterError, "allowed is a folder with a tuned lens", lambda: lens_of(parameters(lens=llama), study))
+    one_line(ParameterError, "other weights", lambda: lens_of(lens, Study(parameters(model=llama))))
+    study.tokens.loc[0, "token_id"] += 1  # a near tie that was decoded otherwise
+    assert lens_of(lens, study) is None and "in near ties" in capsys.readouterr().out
 
 
 def test_the_prompts_of_a_pair_are_the_same(parameters, tmp_path, one_line):
