@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder, model_folder, read_json
+from eelib.common.files import data_folder, model_folder, read_json, shipped_version
 from eelib.common.values import check_name
 from eelib.models.checkpoint import not_loaded, path_of
 from eelib.models.lens_adapters import base_of, with_translators
@@ -288,17 +288,23 @@ def study_named(p: Parameters, parameter: str) -> Study | None:
 def lens_of(p: Parameters, study: Study) -> Study | None:
     """A study of the page's model, read through the tuned lens that the parameter `lens` names; None where it is empty.
 
-    None, too, with a printed line, where near ties were decoded otherwise, as they may be in batches of another size.
+    None, too, with a printed line, where the shipped lens is of other weights than a model of its name, and where near
+    ties were decoded otherwise, as they may be in batches of another size.
 
     Raises:
         ParameterError: one line, for a lens of another model.
     """
     if not p.lens:
         return None
-    with as_parameter_error():
+    try:
         if not base_of(folder := Path(path_of(p.lens))):
             raise InputError(f"parameter lens is {p.lens!r}; allowed is a folder with a tuned lens of {p.model!r}")
         read = with_translators(study.model, folder)
+    except InputError as error:
+        if p.lens != shipped_version(p.model, "lens"):
+            raise ParameterError(str(error)) from error
+        print(f"{error}; it is left out.")
+        return None
     found, token = Study(p, model=p.lens, loaded=read), ["task", "sequence", "position", "token_id"]
     if found.tokens[token].equals(study.tokens[token]):
         return found

@@ -170,7 +170,7 @@ def test_a_pair_is_of_one_shape(parameters, folder_of, one_line):
 
 
 def test_a_lens_reads_the_model_s_own_tokens_in_another_way(
-    parameters, model_of, folder_of, tmp_path, one_line, capsys
+    parameters, model_of, folder_of, tmp_path, one_line, capsys, monkeypatch
 ):
     base, study, moved = model_of("gpt2"), Study(parameters()), Translators(3, 32)
     moved.weight.data.normal_()
@@ -180,6 +180,8 @@ def test_a_lens_reads_the_model_s_own_tokens_in_another_way(
     assert same[:, [0, -1]].all() and not same.all() and lens_of(parameters(lens=""), study) is None
     one_line(ParameterError, "allowed is a folder with a tuned lens", lambda: lens_of(parameters(lens=llama), study))
     one_line(ParameterError, "other weights", lambda: lens_of(lens, Study(parameters(model=llama))))
+    monkeypatch.setattr("eestudy.study.shipped_version", lambda *_: lens.lens)  # which no user has asked for by name
+    assert lens_of(lens, Study(parameters(model=llama))) is None and "; it is left out." in capsys.readouterr().out
     study.tokens.loc[0, "token_id"] += 1  # a near tie that was decoded otherwise
     assert lens_of(lens, study) is None and "in near ties" in capsys.readouterr().out
 
