@@ -21,7 +21,7 @@ GROUPS = {
         "lens",  # before anything else keeps the machine busy
         *("architectures", "store crashes", "store many_prompts", "store reproducible", "cluster", "coverage"),
         *("statistics", "arithmetic", "given", "dtypes", "trace_speed", "products"),
-        *("race --predict --texts 12", "race --texts 12 --few 2 --repeats 5"),
+        *("race --predict --texts 8", "race --texts 8 --few 2 --repeats 5"),
     ],
 }
 ENTRIES = [

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         epilog="gates --help: the trained gates of any model",
     )
     parser.add_argument("name", choices=sorted(RECIPES), help="which model")
-    parser.add_argument("--corpora", type=Path, required=True, help="folder of the public corpora (see its README)")
+    parser.add_argument("--corpora", type=Path, required=True, help="folder of the files that recipes/texts.py names")
     parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")
     parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
