@@ -313,6 +313,8 @@ def main(arguments: list[str]) -> None:
         model = load_model(given.model, device=given.device)
         out, work = given.out or data_folder("gates", model.name), given.work or Path("checkpoints/gates")
         _ = model.writer  # a model that only reads is refused in one line
+        if model.layers < 2:
+            raise InputError(f"{model.name} has one block; gates are of two or more")
         wanted = {asked: gate_asked(asked) for asked in given.gates.split(",")}
         if given.outputs:
             texts, outputs = f"own outputs to training prompts ({given.outputs.name})", known_outputs(given.outputs)

@@ -198,7 +198,7 @@ def likeliest(model: Model, states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write_texts(texts: list[OwnText], file: Path) -> None:
-    """Store own outputs, as token ids alone."""
+    """Store own outputs: token ids, and the likeliest ones with logarithms of their probabilities; no text."""
     tasks = sorted(set(TURNS))
     tensors = {
         "numbers": torch.tensor([[t.number, tasks.index(t.task), len(t.ids), t.start] for t in texts]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
@@ -96,11 +96,12 @@ class Outputs(Legs):
 class Training(Legs, ABC):
     """A training on the model's own outputs, of which a recipe says what is trained, with which loss, how good it is.
 
-    tokens: padded ones of a batch. peak: the learning rate, which warms up and then stays, since the weights end as the
-    mean of the last steps. save_every, watch_every: steps between two checkpoints, and between two figures of the
-    curve.
+    written: the type of the weights in the file. tokens: padded ones of a batch. peak: the learning rate, which warms
+    up and then stays, since the weights end as the mean of the last steps. save_every, watch_every: steps between two
+    checkpoints, and between two figures of the curve.
     """
 
+    written: ClassVar[torch.dtype] = torch.bfloat16
     tokens: int = 2048
     peak: float = 1e-2
     steps: int = 20_000
@@ -141,11 +142,11 @@ class Training(Legs, ABC):
             raise InputError(f"{self.name}: {self.minutes:g} minutes were over before the first step")
         with torch.no_grad():  # the card is about the weights as they are written
             for weight in (each for each in trained.parameters() if each.requires_grad):
-                weight.copy_(weight.bfloat16())
+                weight.copy_(weight.to(self.written))
         quality = self.quality(model, trained, held)
         print(json.dumps(quality, indent=1), flush=True)
         kind, objective = self.write(model, trained, out, leg, quality)
-        self.card(out, work, device, {"kind": kind, "start": START, "objective": objective}, leg, quality)
+        self.card(out, work, device, {"kind": kind, "start": self.start, "objective": objective}, leg, quality)
         return leg
 
     def card(self, out: Path, work: Path, device: str, origin: dict, leg: dict, quality: dict) -> None:
@@ -156,13 +157,13 @@ class Training(Legs, ABC):
         seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + (batch > 0)
         settings = [each.name for each in fields(self) if each.repr and each.name not in ("name", "start", "minutes")]
         notes = {
-            "what it is": f"{START} itself, whose weights are not touched",
+            "what it is": f"{self.start} itself, whose weights are not touched",
             "prompts": f"the first {seen * CHUNK} for training, in recipes.own_outputs",
             "held_out": f"one source of prompts in {HELD_OUT} by hash",
             "settings of the last leg": {name: getattr(self, name) for name in settings},
             "curve": [row for row in leg["curve"] if "loss" not in row],
         }
-        corpus = {"corpus": f"{START}'s own greedy outputs; {CORPUS}"}
+        corpus = {"corpus": f"{self.start}'s own greedy outputs; {CORPUS}"}
         save_card(out, work, device, {"name": self.name} | origin | corpus, quality, notes)
 
     def outputs(self, work: Path) -> Path:
@@ -279,7 +280,7 @@ class Joint(Training):
 
     def write(self, model: Model, trained: Any, out: Path, leg: dict, quality: dict) -> tuple[str, str]:
         """The updates in bfloat16, in PEFT's own form."""
-        save_adapters(trained, out, START, {"model_hash": model.hash, "leg": json.dumps(leg)})
+        save_adapters(trained, out, self.start, {"model_hash": model.hash, "leg": json.dumps(leg)})
         return (
             f"low-rank updates of all linear layers inside the blocks, rank {self.rank}, bfloat16 (LoRA, PEFT)",
             f"layers {max(model.layers * 2 // 5, 1)} to {model.layers - 1} learn to give the original model's outputs "
@@ -375,7 +376,7 @@ class Draft(Training):
     def write(self, model: Model, trained: DraftBlock, out: Path, leg: dict, quality: dict) -> tuple[str, str]:
         """The block in bfloat16, with how often its drafts are right where texts do not repeat themselves."""
         accepted = quality["accepted by position, texts that repeat themselves left out"]
-        save_draft(trained, out, START, {"leg": leg, "accepted": accepted})
+        save_draft(trained, out, self.start, {"leg": leg, "accepted": accepted})
         where = (
             f"after layer {self.layer} of {model.layers}" if self.kind == "block" else "of the last features (EAGLE)"
         )

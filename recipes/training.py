@@ -51,24 +51,18 @@ class Schedule(NamedTuple):
 class Optimizer:
     """Muon on the matrices between states and AdamW on the rest, or AdamW on all; float32 copies of lower precision."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        muon: bool = True,
-        clip: float = 1.0,
-        betas: tuple[float, float] = (0.9, 0.98),
-        weight_decay: float = 0.0,
-    ):
+    def __init__(self, network: nn.Module, muon: bool = True):
         named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        self.clip, self.live = clip, [p for _, p in named]
+        self.live = [p for _, p in named]
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_(True) for p in self.live]
         tables = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
-        inside = [muon and p.ndim == 2 and id(p) not in tables and "head" not in name for name, p in named]
+        apart = [id(p) in tables or "head" in name or name.endswith("bias") for name, p in named]
+        inside = [muon and p.ndim == 2 and not other for (_, p), other in zip(named, apart)]
         matrices = [master for master, i in zip(self.masters, inside) if i]
         rest = [master for master, i in zip(self.masters, inside) if not i]
         self.parts: dict[str, torch.optim.Optimizer] = {}
         if rest:
-            self.parts["optimizer"] = torch.optim.AdamW(rest, betas=betas, weight_decay=weight_decay, fused=True)
+            self.parts["optimizer"] = torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
         if matrices:
             self.parts["muon"] = torch.optim.Muon(matrices, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
 
@@ -77,7 +71,7 @@ class Optimizer:
         for master, live in zip(self.masters, self.live):
             if master is not live:
                 master.grad, live.grad = live.grad if live.grad is None else live.grad.float(), None
-        nn.utils.clip_grad_norm_(self.masters, self.clip)
+        nn.utils.clip_grad_norm_(self.masters, 1.0)
         for part in self.parts.values():
             for group in part.param_groups:
                 group["lr"] = rate

@@ -7,7 +7,7 @@ trained for each layer, where early exit reads them through the bare head.
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Lens(Training):
     (Belrose et al. 2023, eq. 8), at the places that predict outputs. `shown`: layers of the curve's figures.
     """
 
+    written: ClassVar[torch.dtype] = torch.float16
     tokens: int = 512
     peak: float = 1e-3
     watch_every: int = 100
@@ -59,7 +60,10 @@ class Lens(Training):
         return Loss(total, len(last), shown=lost)
 
     def quality(self, model: Model, trained: Translators, texts: list[OwnText]) -> dict[str, Any]:
-        """Of layers 1..L-1 with the translators and without: agreement with the last layer, and KL from it in nats."""
+        """Of layers 1..L-1 with the translators and without: agreement with the last layer, and KL from it in nats.
+
+        Of the first FEW texts, since every layer of each token is read.
+        """
         found = self.figures(model, trained, texts[:FEW], [*range(1, model.layers)])
         return {"tokens": found.pop("tokens")} | {f"{name}, by layer": [*each.values()] for name, each in found.items()}
 
@@ -85,7 +89,7 @@ class Lens(Training):
     def write(self, model: Model, trained: Translators, out: Path, leg: dict, quality: dict) -> tuple[str, str]:
         """The translators in half precision."""
         del quality
-        save_translators(trained, out, START, model.hash, leg=leg)
+        save_translators(trained, out, self.start, model.hash, leg=leg)
         return (
             f"affine translators of layers 1 to {model.layers - 1}, {model.hidden_size} wide, half precision",
             "every inner layer says through its translator what the last layer says (tuned lens)",

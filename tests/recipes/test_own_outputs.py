@@ -15,7 +15,7 @@ import eelib
 from eelib.common.errors import InputError
 from eelib.models.lens_adapters import DRAFT_FILE, load_draft
 from eelib.tracing.decode import greedy_decode
-from recipes import own_outputs, smollm2, tuned_lens
+from recipes import own_outputs, smollm2
 from recipes.own_outputs import Prompts, batches, file_of, outputs_of, read_texts
 from recipes.smollm2 import BLOCK, FEATURES, JOINT, OUTPUTS, accepted
 from recipes.tuned_lens import SMOLLM2_LENS
@@ -119,10 +119,9 @@ def test_the_joint_version_is_an_adapter_of_peft(own, start, tmp_path):
     assert recipe.quality(model, None, recipe.held_out(work / recipe.name))["last layer keeps"] == 1.0
 
 
-def test_a_tuned_lens_comes_nearer_to_the_last_layer_than_the_bare_head(own, start, tmp_path, monkeypatch):
+def test_a_tuned_lens_comes_nearer_to_the_last_layer_than_the_bare_head(own, start, tmp_path):
     """At every inner layer. The card says so of what loads, and of the bare head what float64 says."""
     model, work = own
-    monkeypatch.setattr(tuned_lens, "START", str(start))
     recipe = replace(SMOLLM2_LENS, start=str(start), tokens=400, peak=1e-2, steps=40, shown=(1, 2), watch_every=30)
     out = tmp_path / "lens"
     replace(recipe, steps=20).run(tmp_path, out, work / recipe.name, "cpu")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 import eelib
-from eelib.models.lens_adapters import DraftBlock
+from eelib.models.lens_adapters import DraftBlock, Translators
 from recipes import losses, minilm, pocket_llama, pocket_t5
 from recipes.batches import Text
 from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
@@ -171,10 +171,11 @@ def matrices(network):
 
 
 def test_tables_are_no_matrices(tiny):
-    """Embeddings, position biases and norms are AdamW's; every matrix between states is Muon's."""
+    """Embeddings, biases and norms are AdamW's; every matrix between states is Muon's."""
     muon, rest = matrices(tiny["t5"]())
     tables = {f"{s}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for s in ("encoder", "decoder")}
     assert {name for name in rest if "norm" not in name} == tables | {"shared.weight"} and len(muon) == 7 + 3 * 11
+    assert "muon" not in Optimizer(Translators(3, 8)).parts  # a table of layers' biases is no matrix either
 
 
 def test_some_layers_have_a_weight_at_some_steps():
