@@ -21,7 +21,7 @@ from eelib.tasks.metrics import chrf
 from eelib.tasks.task import Task
 from eestudy.resampling import NOTHING, Interval
 from eestudy.statistics import interval_of
-from eestudy.study import Study, item_stats
+from eestudy.study import Study, item_stats, with_references
 
 WHERE = ["model", "task", "setup", "group", "sequence"]
 TOKENS = [*WHERE, "position", "token_id", "emitted", "agrees", "agreed_before", "exit_layer", "layers_run"]
@@ -158,8 +158,10 @@ def against_full_depth(
 def score_change(task: Task, before: list[str], after: list[str]) -> tuple[str, float, float, Interval]:
     """(name, score before, score after, their difference paired by group) of a task's first score, 0-100.
 
-    `before` and `after`: one output for each item. ("", NaN, NaN, NOTHING) for a task without references.
+    `before` and `after`: one output for each item; items without a reference are left out. ("", NaN, NaN, NOTHING) for
+    a task without references.
     """
+    task, before, after = with_references(task, before, after)
     stats = [item_stats(task, outputs) for outputs in (before, after)]
     if not stats[0]:
         return "", np.nan, np.nan, NOTHING

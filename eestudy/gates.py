@@ -7,7 +7,6 @@ the same half of each. Gates that are fitted to traces are fitted to the half to
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from eelib.exits.gates.state import TRAINED, file_name, trained_gate
 from eelib.exits.trace_scores import Scores, make_scores, scores
 from eestudy.exits.gates import FEATURES, fit
 from eestudy.exits.sweeps import FreeSweep, Sweep, sequential_sweep
-from eestudy.study import Study
+from eestudy.study import Study, in_project
 from eestudy.words import PieceTable, piece_table
 
 FREE, FIXED, ORACLE = "free", "fixed", "oracle"
@@ -87,7 +86,7 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
         more = {"longest": p.max_new_tokens} if gate == "schedule" else {}
         return ExitRule(gate_named(gate, **more), minimum_layer=minimum)
     given = p.get("gates_folder", "")
-    folder = (Path(given) if given else data_folder("gates")) / model.name
+    folder = (in_project(given) if given else data_folder("gates")) / model.name
     smaller = {"as_published": True} if gate == "lstm" else {}
     has_larger, has_smaller = ((folder / file_name(gate, shape)).exists() for shape in ({}, smaller))
     try:

@@ -11,8 +11,9 @@ import IPython
 from jinja2 import TemplateError
 
 from eelib.common.errors import InputError, StorageError
-from eelib.common.files import shipped_versions
+from eelib.common.files import data_folder, model_folder, shipped_versions
 from eelib.models.checkpoint import DTYPES, resolve_device
+from eelib.models.lora import lora_base
 from eelib.tasks.task import task_names
 
 SAID = (OSError, json.JSONDecodeError, TemplateError)
@@ -92,7 +93,17 @@ def check_parameters(
     for name in shares:
         if not 0 < values[name] < 1:
             raise ParameterError(f"parameter {name} is {values[name]}; it must lie between 0 and 1")
-    return Parameters(values | shipped_versions(values))
+    return Parameters(values | trained_from(values.get("model", ""), shipped_versions(values)))
+
+
+def trained_from(model: str, shipped: dict[str, str]) -> dict[str, str]:
+    """Shipped versions without one `after` whose adapters are of another model that has this one's name only."""
+    after = shipped.get("after")
+    base = lora_base(data_folder("models", after)) if after else ""
+    if not base or base == model or model_folder(base) != model_folder(model):
+        return shipped
+    print(f"{after} was trained from {base}, not from {model}; it is left out.")
+    return shipped | {"after": ""}
 
 
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:

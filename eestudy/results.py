@@ -124,7 +124,10 @@ class Results:
             "claims": [verdict.to_dict() for verdict in self.verdicts],
         }
         if self.beside:
-            content["beside"] = {other.model.name: described(other) for other in self.beside}
+            content["beside"] = beside = dict[str, Any]()
+            for other in self.beside:  # a model may stand there with several tasks
+                known, new = beside.get(other.model.name, {}), described(other)
+                beside[other.model.name] = {key: known.get(key, {}) | of_tasks for key, of_tasks in new.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, as_json(content))
         display(HTML(f"<p class='ee-written'>{html.escape(path.name)} is written.</p>"))

@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder, model_folder, read_json, shipped_version
 from eelib.common.values import check_name
-from eelib.models.checkpoint import not_loaded, path_of
-from eelib.models.lens_adapters import base_of, with_translators
+from eelib.models.checkpoint import hub_or_cache, not_loaded, path_of
+from eelib.models.lens_adapters import TRANSLATORS_FILE, base_of, origin_of, with_translators
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import ItemStats, repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
@@ -30,7 +30,8 @@ from eestudy.statistics import interval_of
 
 MOST_REPEATED = 0.2  # of the tokens of a task with sensible text, in an 8-gram that occurs twice in its output
 SHORTEST = 5  # tokens; MINIMUM_GROUPS outputs of a task with sensible text have so many
-NOT_OURS: dict[str, Any] = {"wording": "auto", "example_sequence": -1}  # of a study on tasks that are not the page's
+# Of a study on tasks that are not the page's.
+NOT_OURS: dict[str, Any] = {"wording": "auto", "example_sequence": -1, "beside": ""}
 WHY_NOT = {
     "sensible": f"No task of this run has sensible text, so nothing can be concluded about exit layers: it takes "
     f"{MINIMUM_GROUPS} outputs of {SHORTEST} tokens, and at most {MOST_REPEATED:.0%} of tokens in repeated 8-grams.",
@@ -292,19 +293,19 @@ def lens_of(p: Parameters, study: Study) -> Study | None:
     ties were decoded otherwise, as they may be in batches of another size.
 
     Raises:
-        ParameterError: one line, for a lens of another model.
+        ParameterError: one line, for a lens of another model, and for a damaged one.
     """
     if not p.lens:
         return None
+    folder = Path(path_of(p.lens))
     try:
-        if not base_of(folder := Path(path_of(p.lens))):
-            raise InputError(f"parameter lens is {p.lens!r}; allowed is a folder with a tuned lens of {p.model!r}")
+        shipped = p.lens == shipped_version(p.model, "lens")
+        if shipped and origin_of(folder / TRANSLATORS_FILE)["model_hash"] != study.model.hash:
+            print(f"{p.lens} was trained for other weights than these of {p.model}; it is left out.")
+            return None
         read = with_translators(study.model, folder)
     except InputError as error:
-        if p.lens != shipped_version(p.model, "lens"):
-            raise ParameterError(str(error)) from error
-        print(f"{error}; it is left out.")
-        return None
+        raise ParameterError(f"parameter lens: {error}") from error
     found, token = Study(p, model=p.lens, loaded=read), ["task", "sequence", "position", "token_id"]
     if found.tokens[token].equals(study.tokens[token]):
         return found
@@ -342,7 +343,8 @@ def check_model(parameter: str, name: str) -> None:
     try:
         path = path_of(name)
         if not Path(path).exists():  # a hub id
-            AutoConfig.from_pretrained(path)
+            with hub_or_cache():
+                AutoConfig.from_pretrained(path, trust_remote_code=False)
     except InputError as error:
         raise ParameterError(f"parameter {parameter}: {error}") from error
     except Exception as error:  # transformers raises many kinds; the reader needs one line
@@ -366,7 +368,7 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
             f"parameter after is {p.after!r}, whose kind, type, layers, width and vocabulary are {shapes[1]}; those of "
             f"{p.model!r} are {shapes[0]}"
         )
-    if p.get("chat") != "no" and len({m.tokenizer.chat_template for m in models}) > 1:
+    if p.get("chat") != "no" and models[0].tokenizer.chat_template != models[1].tokenizer.chat_template:
         raise ParameterError(
             f"parameter after is {p.after!r}, whose chat template is not that of {p.model!r}, so their prompts would "
             "differ; allowed with chat=no"
@@ -377,13 +379,16 @@ def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
 def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:
     """The pairs that the parameter `others` names, as in "A > B on classification/sst2; C > D on E,F".
 
+    The parameter `beside_limit`, where a page has it, is their texts per task.
+
     Raises:
         ParameterError: one line, for an entry of another form.
     """
     found = []
     for models, tasks in entries(p, "others", "A > B on translation/*"):
         before, _, after = (part.strip() for part in models.partition(">"))
-        found.append(pair_of(Parameters({**p, "model": before, "after": after, "tasks": tasks, **NOT_OURS})))
+        asked = {"model": before, "after": after, "tasks": tasks, "limit": p.get("beside_limit", p.limit)}
+        found.append(pair_of(Parameters({**p, **asked, **NOT_OURS})))
     return found
 
 
@@ -397,8 +402,9 @@ def quality_interval(task: Task, outputs: list[str]) -> dict[str, Interval]:
     """The interval of each score of the outputs (0-100), items resampled by group; of width 0 if all groups are equal.
 
     BLEU of translations, F1 of answers, ROUGE-1, 2 and L of summaries, GLUE's scores of labels; {} without references.
+    Items without a reference are left out.
     """
-    found = {}
+    (task, outputs), found = with_references(task, outputs), {}
     for name, (values, score) in item_stats(task, outputs).items():
         sums = pd.DataFrame(values).assign(group=task.groups)
         one = interval_of(sums, lambda totals: score(totals.to_numpy()))
@@ -407,9 +413,15 @@ def quality_interval(task: Task, outputs: list[str]) -> dict[str, Interval]:
     return found
 
 
+def with_references(task: Task, *outputs: list[str]) -> tuple[Any, ...]:
+    """The items of a task that have references, and their outputs in each list."""
+    rows = [row for row, known in enumerate(task.references) if known]
+    return task.pick(rows), *([of[row] for row in rows] for of in outputs)
+
+
 def item_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
-    """The statistics that a task's scores need of each item, and the score of their totals."""
-    return kind_named(task.kind).item_stats(task, outputs) if all(task.references) else {}
+    """The statistics that a task's scores need of each item, and the score of their totals; {} without references."""
+    return kind_named(task.kind).item_stats(task, outputs) if outputs and all(task.references) else {}
 
 
 def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:
@@ -440,9 +452,21 @@ def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
     models_beside(parameters)
+    check_lens(parameters)
     first, wording = next(iter(tasks)), parameters.get("wording", "auto")
     wanted, most = parameters.get("example_sequence", -1), len(tasks[first])
     if not -1 <= wanted < most:
         raise InputError(f"example_sequence {wanted} is not in {first}, the first task; allowed: -1 to {most - 1}")
     if wording != "auto" and not any(kind_named(task.kind).wordings for task in tasks.values()):
         raise InputError(f"wording {wording!r} is used by none of {', '.join(tasks)}; allowed: auto")
+
+
+def check_lens(parameters: Parameters) -> None:
+    """InputError, one line, where the parameter `lens` names no tuned lens."""
+    lens = parameters.get("lens")
+    try:
+        found = not lens or base_of(path_of(lens))
+    except InputError as error:
+        raise InputError(f"parameter lens: {error}") from error
+    if not found:
+        raise InputError(f"parameter lens is {lens!r}; allowed is a folder with a tuned lens of {parameters.model!r}")

@@ -269,7 +269,8 @@ def board(
     for (claim, _), cells in zip(judged, rows):
         name = escape(here + claim.id, quote=True)
         link = f'<a class="ee-id" href="#{name}">{escape(claim.id)}</a> '
-        said = escape(claim.claim) + small(claim.statistic) + small(source(claim)) + small(amended(claim))
+        about = (claim.statistic, source(claim), claim.note, amended(claim))
+        said = escape(claim.claim) + "".join(map(small, about))
         parts = (f'<td data-label="{escape(name, quote=True)}">{cell}</td>' for name, cell in zip(headings, cells))
         body.append(f'<tr id="{name}"><th scope="row">{link}{said}</th>{"".join(parts)}</tr>')
     return (

@@ -178,8 +178,10 @@ def test_a_lens_reads_the_model_s_own_tokens_in_another_way(
     llama, lens = str(folder_of("llama")), parameters(lens=str(tmp_path / "lens"))
     same = lens_of(lens, study)["top1"] == study["top1"]
     assert same[:, [0, -1]].all() and not same.all() and lens_of(parameters(lens=""), study) is None
-    one_line(ParameterError, "allowed is a folder with a tuned lens", lambda: lens_of(parameters(lens=llama), study))
-    one_line(ParameterError, "other weights", lambda: lens_of(lens, Study(parameters(model=llama))))
+    for wrong, words in ((llama, "allowed is a folder with a tuned lens"), (f"{tmp_path}/none", "lens: model folder")):
+        one_line(ParameterError, words, lambda: Study(parameters(lens=wrong)))
+    wrong = ["parameter lens: ", "other weights"]
+    one_line(ParameterError, wrong, lambda: lens_of(lens, Study(parameters(model=llama))))
     monkeypatch.setattr("eestudy.study.shipped_version", lambda *_: lens.lens)  # which no user has asked for by name
     assert lens_of(lens, Study(parameters(model=llama))) is None and "; it is left out." in capsys.readouterr().out
     study.tokens.loc[0, "token_id"] += 1  # a near tie that was decoded otherwise
@@ -255,6 +257,16 @@ def test_auto_is_the_shipped_version_of_the_model(name, version, monkeypatch, tm
     for model, found in (("tiny", f"tiny-{version}"), ("folder/tiny.gguf", f"tiny-{version}"), ("other", "")):
         assert checked(cells, f"model, {name} = {model!r}, 'auto'")[name] == found
     assert checked(cells, f"model, {name} = 'tiny', 'mine'")[name] == "mine"
+
+
+def test_auto_is_no_version_of_another_model_that_has_the_same_name(monkeypatch, tmp_path):
+    for module in ("eelib.common.files", "eestudy.parameters"):
+        monkeypatch.setattr(f"{module}.data_folder", tmp_path.joinpath)
+    (folder := tmp_path / "models/tiny-joint").mkdir(parents=True)
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "tiny", "r": 1, "lora_alpha": 1}')
+    (folder / "adapter_model.safetensors").touch()
+    for model, found in (("tiny", "tiny-joint"), ("folder/tiny", "")):
+        assert checked(["model: str = 'x'\nafter: str = 'auto'"], f"model, after = {model!r}, 'auto'")["after"] == found
 
 
 @pytest.mark.parametrize(

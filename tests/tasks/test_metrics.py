@@ -1,6 +1,7 @@
 """Scores are those of the packages, of scikit-learn or by hand; a baseline is what no constant answer passes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import sacrebleu
@@ -114,6 +115,8 @@ def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
     assert task.quality(["a", "b"]) == {"same": 50.0} and not task.above_baseline(task.quality(["a", "b"]))
     assert quality_interval(task, ["a", "bb"])["same"][:4] == (100.0, 100.0, 100.0, 2)
     assert task.columns == {"size": [1, 2]}
+    some = replace(task, references=[["a"], []])  # an item without a reference is left out of both
+    assert quality_interval(some, ["a", "x"])["same"].estimate == some.quality(["a", "x"])["same"] == 100.0
 
 
 # Labels
