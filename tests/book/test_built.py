@@ -129,6 +129,7 @@ def test_the_readme_says_what_the_study_found(pages):
     values = [found["saturation"]["known"], *gates]
     assert [int(number) for number in said.groups()] == pytest.approx([100 * one["estimate"] for one in values], abs=2)
     assert f"about {found['gates']['cost_tokens']['estimate']:.0f} times the operations" in readme
+    assert f"also at about {found['gates']['cost_read']['estimate']:.0f} times the operations" in readme
     rows = [row for row in measured("race")["rows"] if row["kind"] == "lossless" and row["batch"] == 1]
     best = pd.DataFrame(rows).groupby("task")["times_plain"].max()
     assert f"{best.min():.2f} to {best.max():.2f} times as fast" in readme
