@@ -16,11 +16,12 @@ from jinja2 import meta
 
 from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
+from eestudy.beforehand import in_project
 from eestudy.claims import Verdict, claims, verdict_table
 from eestudy.figures import style
 from eestudy.markup.markdown import Shown, text
 from eestudy.resampling import MINIMUM_GROUPS, Interval
-from eestudy.study import MOST_REPEATED, SHORTEST, Study, in_project
+from eestudy.study import MOST_REPEATED, SHORTEST, Study
 
 OF_A_TRACE = (  # what results keep of each trace that they rest on
     "weights",

@@ -1,7 +1,5 @@
 """The study of a notebook: a model, its tasks, one trace per task, and one frame of all their tokens."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from eelib.common.errors import InputError
-from eelib.common.files import data_folder, model_folder, read_json, shipped_version
+from eelib.common.files import model_folder, read_json, shipped_version
 from eelib.common.values import check_name
-from eelib.models.checkpoint import hub_or_cache, not_loaded, path_of
-from eelib.models.lens_adapters import TRANSLATORS_FILE, base_of, origin_of, with_translators
+from eelib.models.checkpoint import path_of
+from eelib.models.lens_adapters import TRANSLATORS_FILE, origin_of, with_translators
 from eelib.models.model import Model, load_model
 from eelib.tasks.metrics import ItemStats, repeated
 from eelib.tasks.task import Task, kind_named, load_task, task_names
 from eelib.tracing.decode import encode
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
+from eestudy.beforehand import check_beforehand, entries, in_project, models_beside
 from eestudy.markup.text import visible
 from eestudy.parameters import ParameterError, Parameters, as_parameter_error
 from eestudy.resampling import MINIMUM_GROUPS, Interval
@@ -239,11 +237,6 @@ class Study:
         return visible(str(self.model.tokenizer.decode([int(token_id)])))
 
 
-def in_project(folder: str) -> Path:
-    """A folder's path. papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders."""
-    return Path("..", folder) if Path.cwd().name == "notebooks" else Path(folder)
-
-
 def studies_beside(p: Parameters) -> list[Study]:
     """A study of each model that the parameter `beside` names, except the page's own.
 
@@ -254,24 +247,6 @@ def studies_beside(p: Parameters) -> list[Study]:
     """
     asked = {"limit": p.beside_limit, "max_new_tokens": p.beside_new_tokens}
     return [Study(p, model=model, tasks=tasks, **asked, **NOT_OURS) for model, tasks in models_beside(p)]
-
-
-def entries(p: Parameters, parameter: str, such: str = "MODEL on translation/*") -> list[tuple[str, str]]:
-    """(what stands before "on", tasks) of each entry of a parameter, several with semicolons.
-
-    Raises:
-        ParameterError: one line, for an entry of another form than `such`.
-    """
-    found = []
-    for entry in filter(None, (part.strip() for part in p.get(parameter, "").split(";"))):
-        models, _, tasks = (part.strip() for part in entry.rpartition(" on "))
-        if not models or (">" in such) != (">" in models):
-            raise ParameterError(
-                f"parameter {parameter} holds {entry!r}; allowed are entries such as {such!r}, several with "
-                "semicolons, or nothing"
-            )
-        found.append((models, tasks))
-    return found
 
 
 def study_named(p: Parameters, parameter: str) -> Study | None:
@@ -311,44 +286,6 @@ def lens_of(p: Parameters, study: Study) -> Study | None:
         return found
     print(f"{p.lens} is left out: it was decoded otherwise than {p.model}, in near ties.")
     return None
-
-
-def models_beside(p: Parameters) -> list[tuple[str, str]]:
-    """(model, tasks) of each entry of `beside`, as in "pocket-llama on translation/*; A on B,C"; not the page's own.
-
-    Raises:
-        ParameterError: one line, for an entry of another form, a model or a task that is not there, and two models
-            that would have one name.
-    """
-    found: list[tuple[str, str]] = []
-    for model, tasks in entries(p, "beside"):
-        try:
-            task_names(tasks)
-        except InputError as error:
-            raise ParameterError(f"parameter beside, {model}: {error}") from error
-        check_model("beside", model)
-        name = model_folder(model)
-        if name in [model_folder(other) for other, _ in found]:
-            raise ParameterError(f"parameter beside names {name} twice; give its tasks with commas")
-        if name == model_folder(p.model) and Path(path_of(model)).resolve() != Path(path_of(p.model)).resolve():
-            raise ParameterError(
-                f"parameter beside: {model} has the name of {p.model}; give either folder another name, or leave it out"
-            )
-        found.append((model, tasks))
-    return [(model, tasks) for model, tasks in found if model_folder(model) != model_folder(p.model)]
-
-
-def check_model(parameter: str, name: str) -> None:
-    """ParameterError, one line, for a parameter that names a model which is not found; no model is loaded."""
-    try:
-        path = path_of(name)
-        if not Path(path).exists():  # a hub id
-            with hub_or_cache():
-                AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except InputError as error:
-        raise ParameterError(f"parameter {parameter}: {error}") from error
-    except Exception as error:  # transformers raises many kinds; the reader needs one line
-        raise ParameterError(f"parameter {parameter}: model {name!r}: {not_loaded(name, error)}") from error
 
 
 def pair_of(p: Parameters, pairs: int = 0) -> tuple[Study, Study]:
@@ -441,32 +378,3 @@ def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:
     if wording == "auto":
         wording = "short" if in_chat and "short" in kind.wordings else "paper"
     return replace(task.worded(wording) if kind.wordings else task, chat=in_chat)
-
-
-def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
-    """InputError for wrong parameters that would otherwise be noticed only after everything has been decoded."""
-    if not data_folder("papers").is_dir():
-        raise InputError(f"there is no folder {data_folder('papers')}; EELIB_DATA is {os.environ.get('EELIB_DATA')!r}")
-    folder = in_project(parameters.results_folder)
-    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
-    models_beside(parameters)
-    check_lens(parameters)
-    first, wording = next(iter(tasks)), parameters.get("wording", "auto")
-    wanted, most = parameters.get("example_sequence", -1), len(tasks[first])
-    if not -1 <= wanted < most:
-        raise InputError(f"example_sequence {wanted} is not in {first}, the first task; allowed: -1 to {most - 1}")
-    if wording != "auto" and not any(kind_named(task.kind).wordings for task in tasks.values()):
-        raise InputError(f"wording {wording!r} is used by none of {', '.join(tasks)}; allowed: auto")
-
-
-def check_lens(parameters: Parameters) -> None:
-    """InputError, one line, where the parameter `lens` names no tuned lens."""
-    lens = parameters.get("lens")
-    try:
-        found = not lens or base_of(path_of(lens))
-    except InputError as error:
-        raise InputError(f"parameter lens: {error}") from error
-    if not found:
-        raise InputError(f"parameter lens is {lens!r}; allowed is a folder with a tuned lens of {parameters.model!r}")
