@@ -43,13 +43,17 @@ def measured_on(name: str, model: Any) -> dict[str, Any] | None:
 
 
 def provenance(report: dict[str, Any]) -> str:
-    """The date, commit and machine of a result, as the end of a sentence, and whether its code has changed since."""
+    """The date, commit and machine of a result, as the end of a sentence, and whether its code has changed since.
+
+    `remark`, where a result has it, says what else one has to know of its run.
+    """
     machine = report["machine"]
     texts = {"cpu": "{}", "cores": "{} cores", "memory_gib": "{} GiB of memory", "gpu": "{}"}
     parts = [text.format(machine[key]) for key, text in texts.items() if key in machine]
     changed = report.get("code") != code_hash(report.get("depends", ()))  # older results have no hash
     since = " (the code that it depends on has changed since)" if changed else ""
-    return f"on {report['date']} at commit {report['commit']}{since} on {', '.join(parts)}"
+    remark = f" ({report['remark']})" if "remark" in report else ""
+    return f"on {report['date']} at commit {report['commit']}{since} on {', '.join(parts)}{remark}"
 
 
 HIDDEN = r"/\.|/__pycache__/"
