@@ -95,7 +95,8 @@ def test_a_kept_result_names_its_command_commit_day_and_machine_and_its_code_or_
     assert re.fullmatch(r"[0-9a-f]{7,40}", kept["commit"]) and "seed" in kept
     assert SHALLOW or not git("merge-base", "--is-ancestor", kept["commit"], "HEAD").returncode
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept["date"]) and kept["machine"]["cpu"]
-    assert kept["date"] in measured.provenance(kept) and kept["machine"]["cpu"] in measured.provenance(kept)
+    said = measured.provenance(kept)
+    assert kept["date"] in said and kept["machine"]["cpu"] in said and kept.get("remark", "") in said
     if name in CHECKS:
         asked = kept["command"].removeprefix("python -m checks ")
         commands = [*GROUPS["measure"], "kernel"]
