@@ -7,6 +7,7 @@ are float32. Where our products of many rows are also faster than torch's, they 
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 from threading import Lock, local
@@ -173,13 +174,12 @@ def products(x: int, rows: int, layers: np.ndarray, kind: Any, y: int, cores: in
 def on_all_cores(kernel: Callable[..., None], *args: Any) -> None:
     """Call compiled code, whose last argument is the number of cores, with as many as torch uses."""
     cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    if cores == 1:
-        kernel(*args, 1)
-        return
-    with ONE_CALL:
-        if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
-            numba.set_num_threads(cores)
-            CHOSEN.cores = cores
+    if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
+        # It also starts numba's threads, also for one core: code that was compiled beside another process, which had
+        # compiled a part of it, is stored without a word that it needs them, and crashes where there are none.
+        numba.set_num_threads(cores)
+        CHOSEN.cores = cores
+    with ONE_CALL if cores > 1 else nullcontext():
         kernel(*args, cores)
 
 

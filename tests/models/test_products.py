@@ -214,6 +214,20 @@ def test_the_layout_is_that_of_the_compiled_code_on_disk():
     assert told.stdout == f"{products.WIDE}\n", told.stderr
 
 
+@pytest.mark.slow
+def test_code_that_another_process_compiled_in_part_runs(tmp_path):
+    """numba stores a caller without a word that it needs threads where a part of it was stored before."""
+    code = (
+        "import sys, torch; from eelib.models import products; torch.set_num_threads(1)\n"
+        "made = products.FewRows(torch.nn.Linear(16, 4), 1); x, y = torch.ones(1, 16), torch.empty(1, 4)\n"
+        "about, kind = made.weights.about, made.weights.kind\n"
+        "products.on_all_cores(getattr(products, sys.argv[1]), x.data_ptr(), 1, about, kind, y.data_ptr())"
+    )
+    for name in ("shared_products", "products", "products"):
+        done = subprocess.run([sys.executable, "-c", code, name], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)})
+        assert done.returncode == 0
+
+
 def test_a_wrong_product_is_no_result(monkeypatch):
     monkeypatch.setattr(products, "LEAST", 0)
     plain = products.multiply
