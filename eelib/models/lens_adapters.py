@@ -224,7 +224,7 @@ def origin_of(file: Path) -> dict[str, Any]:
 
 
 def with_translators(model: "Model", folder: Path) -> "Model":
-    """The model, read through a folder's translators, with the folder's name and a hash of both.
+    """The model, read through a folder's translators, with the folder's name, a title and a hash of both.
 
     CheckpointError: the translators were trained on other weights; the file is damaged.
     """
@@ -243,4 +243,5 @@ def with_translators(model: "Model", folder: Path) -> "Model":
         raise CheckpointError(f"{file} holds values that are not finite")
     whole = hashlib.sha256(model.hash.encode() + file.read_bytes()).hexdigest()
     found = found.requires_grad_(False).to(model.device).eval()
-    return replace(model, name=folder.name, title=folder.name, hash=whole, translators=found)
+    title = f"{folder.name}, a tuned lens of {model.title or model.name}"
+    return replace(model, name=folder.name, title=title, hash=whole, translators=found)

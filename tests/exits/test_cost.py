@@ -18,6 +18,7 @@ from eelib.exits.forecast import Forecast, Planned, step_seconds
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import StateClassifier
 from eelib.exits.trace_scores import decide, make_scores
+from eelib.models.lens_adapters import Translators
 from eelib.tasks.task import Task
 
 SMALL = Sizes(layers=4, block=100, head=300, rows=30)  # H = 3
@@ -31,6 +32,8 @@ def test_a_loaded_models_sizes(model_of):
     block = 2 * width * width + 2 * width * narrow + 3 * width * config.intermediate_size
     assert sizes == Sizes(config.num_hidden_layers, block, vocabulary * width, vocabulary)
     assert sizes_of(model, positions=10).read == pytest.approx(sizes.read / 10)
+    through = replace(model, translators=Translators(model.layers, width))
+    assert sizes_of(through) == replace(sizes, map=width * width)
     t5 = model_of("t5")
     biased = dict(t5.blocks[0].named_parameters())
     assert [name for name in biased if "relative_attention_bias" in name]
@@ -54,6 +57,9 @@ def test_exit_costs_by_hand(one_line):
     assert exit_costs(SMALL, ExitRule(classifier)) == pytest.approx(
         [1 + 1.2 + 3, 2 + 2.4 + 3, 3 + 3.6 + 3, 4 + 3.6 + 3]
     )
+    lens = replace(SMALL, map=50)  # half a block for each layer at which the gate is asked
+    at_two = ExitRule(gate_named("confidence"), exit_layers=(1, 3))
+    assert exit_costs(lens, at_two).tolist() == [1 + 3.5, 2 + 3.5, 3 + 7, 4 + 7 + 3]
     beyond = ExitRule(gate_named("fixed"), minimum_layer=5)
     one_line(InputError, "allowed are layers 1 to 4", lambda: exit_costs(SMALL, beyond))
 

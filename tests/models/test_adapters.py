@@ -64,7 +64,8 @@ def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(both, tmp_path, b
     model, found, read = both
     ids = model.encode(PROMPTS)
     plain = greedy_decode(model, ids, 8)
-    assert read.name == read.title == "made" and read.hash != model.hash and read.layers == model.layers
+    assert (read.name, read.title) == ("made", f"made, a tuned lens of {model.title}")
+    assert read.hash != model.hash and read.layers == model.layers
     assert greedy_decode(read, ids, 8) == plain
     how = dict(max_new_tokens=8, batch_size=batch_size)
     trace = eelib.trace(read, Task.from_prompts(PROMPTS), folder=tmp_path / "runs", progress=False, **how)
