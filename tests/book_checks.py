@@ -24,6 +24,7 @@ HTML = ROOT / "book/_build/html"
 Pages = dict[Path, BeautifulSoup]
 ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 MARKS = (r"\{[a-z][\w:+-]*\}`", r"\{(glue|cite|include)\b", r"Traceback \(most recent call last\)")
+MARKS += ("is at work in it; waiting", "from the package index")  # for those who run a notebook
 
 
 def up_to_date(project: Path) -> bool:
@@ -157,7 +158,7 @@ def feet(pages: Pages) -> Iterator[str]:
 
 
 def leftovers(pages: Pages) -> Iterator[str]:
-    """No role is left raw in the text, and no traceback."""
+    """No role is left raw in the text, no traceback, and no word on what a run waited for."""
     for path, page in lasting(pages).items():
         text = page.main.get_text() if page.main else page.get_text()
         for mark in MARKS:

