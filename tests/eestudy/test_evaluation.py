@@ -54,7 +54,7 @@ def study(model_of):
     known = [["of the words"] if number % 2 else ["a test over"] for number in range(OUTPUTS)]
     plain = replace(eelib.Task.from_prompts(texts, references=known), groups=[f"g{n // 2}" for n in range(OUTPUTS)])
     tasks = {"one": plain, "two": replace(plain, kind="question_answering")}
-    same = {name: getattr(real, name) for name in ("tokenizer", "vocab_size", "unembed", "adapter", "labels")}
+    same = {n: getattr(real, n) for n in ("tokenizer", "vocab_size", "unembed", "adapter", "labels", "translators")}
     blocks = [real.blocks[0]] * LAYERS
     model = SimpleNamespace(**same, name="tiny", hash="w", dtype="float32", layers=LAYERS, blocks=blocks, eos_ids={END})
     made = {name: traces.Random(task, seed, LAYERS, END) for seed, (name, task) in enumerate(tasks.items())}
