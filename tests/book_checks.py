@@ -24,7 +24,7 @@ HTML = ROOT / "book/_build/html"
 Pages = dict[Path, BeautifulSoup]
 ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 MARKS = (r"\{[a-z][\w:+-]*\}`", r"\{(glue|cite|include)\b", r"Traceback \(most recent call last\)")
-MARKS += ("is at work in it; waiting", "from the package index")  # for those who run a notebook
+MARKS += ("is at work in it; waiting", r": downloading .+ from the package index")  # for those who run a notebook
 
 
 def up_to_date(project: Path) -> bool:
