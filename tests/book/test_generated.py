@@ -131,9 +131,9 @@ def test_each_page_has_a_card_with_its_title_and_its_verdicts(study):
 def test_limits_and_results_are_those_of_the_study(study, monkeypatch):
     """Of the first model and its tasks; a damaged result is named in one line."""
     assert front.explore(study) == ""  # without the page that has grids
-    monkeypatch.setattr(type(study), "notebooks_of", lambda *_: ["saturation"])
-    assert 'href="results/m/saturation.html#explore-other-outputs">Outputs of m<' in front.explore(study)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(study), "notebooks_of", lambda *_: ["saturation"])
+        assert 'href="results/m/saturation.html#explore-other-outputs">Outputs of m<' in front.explore(study)
     said = front.limits(study)
     assert "The main model is m." in said and "Its tasks are translation" in said and "at most 100 texts" in said
     assert "P's main tasks" not in said
