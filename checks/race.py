@@ -37,7 +37,6 @@ from eestudy.study import prompted
 
 TASKS = ("summarization/bulletins", "question_answering/visits", "instructions/requests")
 PLAIN, PROMPTS, LIBRARY = "plain", "prompts alone", "transformers"
-OTHERS = 16  # texts, or one batch if that is more, from which a forecast is made
 SHORT, SHORT_PLAIN, SHORT_LIBRARY = "bfloat16", "plain, bfloat16", "transformers.generate, bfloat16"
 ASSISTED, LOOKUP = "transformers, assistant_early_exit", "transformers, prompt_lookup_num_tokens"
 GRAPHS = "transformers, CUDA graphs, float32"  # its own compiled call, with a cache of a fixed size
@@ -266,8 +265,7 @@ def predicted(model: Model, asked: Any, drafts: list[str]) -> list[Row]:
     """What `eelib.forecast` expects, a row for each, from texts that follow those which are raced."""
     rows: list[Row] = []
     for name, size in itertools.product(asked.tasks, asked.sizes):
-        texts = max(asked.texts, size)
-        task = eelib.load_task(name, limit=texts + max(OTHERS, size))
+        texts, task = max(asked.texts, size), eelib.load_task(name)
         others = prompted(task.pick(list(range(min(texts, len(task) // 2), len(task)))), model, "auto", "auto")
         for draft in drafts:
             found: Any = forecast(model, draft=draft, task=others, batch_size=size, max_new_tokens=asked.new_tokens)

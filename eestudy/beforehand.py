@@ -11,7 +11,7 @@ from eelib.common.files import data_folder, model_folder
 from eelib.models.checkpoint import hub_or_cache, not_loaded, path_of
 from eelib.models.lens_adapters import base_of
 from eelib.tasks.task import Task, kind_named, task_names
-from eestudy.parameters import ParameterError, Parameters
+from eestudy.parameters import ParameterError, Parameters, in_project
 
 
 def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
@@ -97,8 +97,3 @@ def entries(p: Parameters, parameter: str, such: str = "MODEL on translation/*")
             )
         found.append((models, tasks))
     return found
-
-
-def in_project(folder: str) -> Path:
-    """A folder's path. papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders."""
-    return Path("..", folder) if Path.cwd().name == "notebooks" else Path(folder)

@@ -18,9 +18,9 @@ from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import TRAINED, file_name, trained_gate
 from eelib.exits.trace_scores import Scores, make_scores, scores
-from eestudy.beforehand import in_project
 from eestudy.exits.gates import FEATURES, fit
 from eestudy.exits.sweeps import FreeSweep, Sweep, sequential_sweep
+from eestudy.parameters import in_project
 from eestudy.study import Study
 from eestudy.words import PieceTable, piece_table
 

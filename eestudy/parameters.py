@@ -5,6 +5,7 @@ import json
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import IPython
@@ -123,3 +124,8 @@ def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int])
     with as_parameter_error():
         task_names(values.get("tasks", "*"))
         resolve_device(values.get("device", "auto"))
+
+
+def in_project(folder: str) -> Path:
+    """A folder's path. papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders."""
+    return Path("..", folder) if Path.cwd().name == "notebooks" else Path(folder)

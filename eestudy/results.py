@@ -16,10 +16,10 @@ from jinja2 import meta
 
 from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
-from eestudy.beforehand import in_project
 from eestudy.claims import Verdict, claims, verdict_table
 from eestudy.figures import style
 from eestudy.markup.markdown import Shown, text
+from eestudy.parameters import in_project
 from eestudy.resampling import MINIMUM_GROUPS, Interval
 from eestudy.study import MOST_REPEATED, SHORTEST, Study
 

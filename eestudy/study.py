@@ -20,9 +20,9 @@ from eelib.tasks.task import Task, kind_named, load_task, task_names
 from eelib.tracing.decode import encode
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
-from eestudy.beforehand import check_beforehand, entries, in_project, models_beside
+from eestudy.beforehand import check_beforehand, entries, models_beside
 from eestudy.markup.text import visible
-from eestudy.parameters import ParameterError, Parameters, as_parameter_error
+from eestudy.parameters import ParameterError, Parameters, as_parameter_error, in_project
 from eestudy.resampling import MINIMUM_GROUPS, Interval
 from eestudy.statistics import interval_of
 

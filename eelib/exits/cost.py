@@ -1,7 +1,7 @@
 """The cost of exits by numbers of parameters, so that gates can be compared at equal cost, not only at equal layers.
 
-The cost of a token is that of the layers that ran, of the head's reads, of the tuned lens's maps and of the gate's own
-network, in multiples of one block. Attention over the keys and values of a long text, norms and embeddings are left
+The cost of a token is that of the layers that ran, of the head's reads, of a tuned lens's translators and of the gate's
+own network, in multiples of one block. Attention over the keys and values of a long text, norms and embeddings are left
 out.
 """
 
@@ -19,14 +19,14 @@ from eelib.models.model import Model
 @dataclass(frozen=True)
 class Sizes:
     """Numbers of parameters that multiply a token's state: in one of `layers` blocks, in a head of `rows` rows, and in
-    one map of the tuned lens, if inner layers are read through one.
+    one translator of the tuned lens, if inner layers are read through one.
     """
 
     layers: int
     block: float
     head: float
     rows: int
-    map: float = 0.0
+    translator: float = 0.0
 
     @property
     def read(self) -> float:
@@ -61,7 +61,7 @@ def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:
     """The cost, in blocks, of a token that exits at layer 1, ..., L by a rule, float [L].
 
     A gate that reads rows of the head emits a token from them; after a gate that reads none, and at layer L, the whole
-    head is read once. A trained gate's parameters, and a map of the lens, count at each layer at which a gate is asked.
+    head is read once. A trained gate's parameters, and a translator's, count at each layer at which a gate is asked.
     """
     rule.check(sizes.layers)
     own = parameters(rule.gate.network) if isinstance(rule.gate, TrainedGate) else 0
@@ -69,7 +69,7 @@ def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:
     for layer in range(1, sizes.layers + 1):
         read = rows_read(rule, sizes.layers, sizes.rows, layer)
         if rule.asks(layer, sizes.layers):
-            asked += (sizes.head * read / sizes.rows + sizes.map + own) / sizes.block
+            asked += (sizes.head * read / sizes.rows + sizes.translator + own) / sizes.block
         costs.append(layer + asked + (sizes.read if layer == sizes.layers or not read else 0.0))
     return np.array(costs)
 

@@ -175,8 +175,8 @@ def on_all_cores(kernel: Callable[..., None], *args: Any) -> None:
     """Call compiled code, whose last argument is the number of cores, with as many as torch uses."""
     cores = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if getattr(CHOSEN, "cores", 0) != cores:  # to ask numba takes as long as a small product
-        # It also starts numba's threads, also for one core: code that was compiled beside another process, which had
-        # compiled a part of it, is stored without a word that it needs them, and crashes where there are none.
+        # This also starts numba's threads, which one core needs, too: where two processes compiled this code together,
+        # numba may have stored it without a note that it needs threads, and it crashes without them.
         numba.set_num_threads(cores)
         CHOSEN.cores = cores
     with ONE_CALL if cores > 1 else nullcontext():

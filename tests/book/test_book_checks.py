@@ -60,6 +60,7 @@ FAULTS = {  # check: what a page says or a file holds, and what is there instead
     "leftovers": [
         ("Some text", left)
         for left in ("Traceback (most recent call last)", "{glue:text}`a`", "{cite", "is at work in it; waiting")
+        + ("m: downloading w 1 from the package index",)
     ],
     "links": [
         ("other.html#place", "none.html"),

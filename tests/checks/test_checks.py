@@ -336,7 +336,7 @@ def test_methods_are_raced(folder_of, tmp_path, monkeypatch):
     options = ["--texts", "2", "--few", "1", "--repeats", "1", "--sizes", "1", "2", "--new-tokens", "3"]
     options += ["--tasks", "translation/de-en"]
     race_of = "race", str(folder_of("llama")), *options, "--output", str(tmp_path / "a.json")
-    monkeypatch.setattr(race, "OTHERS", 2)  # later texts are longer than the small model's window
+    monkeypatch.setattr("eelib.exits.forecast.PROMPTS", 2)  # later texts are longer than the small model's window
     monkeypatch.setattr(sys, "argv", ["checks", *race_of[1:], "--predict"])
     race.main()
     _, found = run(*race_of)

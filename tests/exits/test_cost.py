@@ -33,7 +33,7 @@ def test_a_loaded_models_sizes(model_of):
     assert sizes == Sizes(config.num_hidden_layers, block, vocabulary * width, vocabulary)
     assert sizes_of(model, positions=10).read == pytest.approx(sizes.read / 10)
     through = replace(model, translators=Translators(model.layers, width))
-    assert sizes_of(through) == replace(sizes, map=width * width)
+    assert sizes_of(through) == replace(sizes, translator=width * width)
     t5 = model_of("t5")
     biased = dict(t5.blocks[0].named_parameters())
     assert [name for name in biased if "relative_attention_bias" in name]
@@ -57,7 +57,7 @@ def test_exit_costs_by_hand(one_line):
     assert exit_costs(SMALL, ExitRule(classifier)) == pytest.approx(
         [1 + 1.2 + 3, 2 + 2.4 + 3, 3 + 3.6 + 3, 4 + 3.6 + 3]
     )
-    lens = replace(SMALL, map=50)  # half a block for each layer at which the gate is asked
+    lens = replace(SMALL, translator=50)  # half a block for each layer at which the gate is asked
     at_two = ExitRule(gate_named("confidence"), exit_layers=(1, 3))
     assert exit_costs(lens, at_two).tolist() == [1 + 3.5, 2 + 3.5, 3 + 7, 4 + 7 + 3]
     beyond = ExitRule(gate_named("fixed"), minimum_layer=5)

@@ -216,7 +216,7 @@ def test_the_layout_is_that_of_the_compiled_code_on_disk():
 
 @pytest.mark.slow
 def test_code_that_another_process_compiled_in_part_runs(tmp_path):
-    """numba stores a caller without a word that it needs threads where a part of it was stored before."""
+    """Where a part of a function was stored before, numba stores the function without a note that it needs threads."""
     code = (
         "import sys, torch; from eelib.models import products; torch.set_num_threads(1)\n"
         "made = products.FewRows(torch.nn.Linear(16, 4), 1); x, y = torch.ones(1, 16), torch.empty(1, 4)\n"
