@@ -145,22 +145,25 @@ def in_pairs(*factors: list) -> list[tuple]:
     return chosen
 
 
-def build(name: str, seed: int = 0) -> nn.Module:
-    """The family's network with weights that leave nothing at its default: matrices, norms, biases, logit bias."""
+def build(name: str, seed: int = 0, **more: int) -> nn.Module:
+    """The family's network with weights that leave nothing at its default: matrices, norms, biases, logit bias.
+
+    `more`: values of the configuration.
+    """
     family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
     tokenizer = tokenizer_for(family.kind)
     torch.manual_seed(seed)
     ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "eos_token_id", "bos_token_id")}
-    config = family.config(vocab_size=len(tokenizer) + 4, **ids)
+    config = family.config(vocab_size=len(tokenizer) + 4, **ids, **more)
     network = CLASSES["classifier" if name in CLASSIFIERS else family.kind].from_config(config)
     network.config._experts_implementation = "eager"  # the other ways of running experts have no float64
     randomize(network)
     return network.eval().requires_grad_(False)
 
 
-def save(name: str, folder: Path, seed: int = 0) -> Path:
+def save(name: str, folder: Path, seed: int = 0, **more: int) -> Path:
     """A checkpoint folder of the family, as `load_model` expects one."""
-    build(name, seed).save_pretrained(folder)
+    build(name, seed, **more).save_pretrained(folder)
     family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
     tokenizer_for(family.kind).save_pretrained(folder)
     return folder

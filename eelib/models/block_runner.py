@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
+from eelib.models.fused_blocks import FusedBlock, FusedNetwork
 from eelib.models.kv_cache import CacheView
 from eelib.models.model import Model
 from eelib.models.probe import EndOfRun, in_turn, output_of, state_of, with_tensor
@@ -31,12 +32,14 @@ class Call:
         arguments: of each block: positional arguments, named ones, and the states among them.
         embeddings: states that enter block 1, [rows, new, hidden_size].
         first: the states after block 1, where it ran in `prepare`; else None.
+        alike: whether all blocks get the same arguments beside the states, and none has a hook; None: not known yet.
     """
 
     inputs: dict[str, Any]
     arguments: list[tuple[tuple, dict, Tensor]] = field(default_factory=list)
     embeddings: Tensor = field(default_factory=lambda: torch.empty(0))
     first: Tensor | None = None
+    alike: bool | None = None
 
 
 class BlockRunner:
@@ -45,6 +48,7 @@ class BlockRunner:
     def __init__(self, model: Model, view: CacheView):
         self.model, self.view = model, view
         self.preparing: Call | None = None
+        self.fused: FusedNetwork | None = None  # where all blocks are fused
         self.output: Any = None  # what block 1 gave when it last ran: the form of a block's output
 
     @contextmanager
@@ -52,7 +56,9 @@ class BlockRunner:
         """While open, calls can be prepared. Other calls of the network in this thread run as usual; threads wait."""
         blocks = self.model.blocks
         with in_turn(blocks):
-            before = [block.__dict__.get("forward") for block in blocks]
+            before: list[Any] = [block.__dict__.get("forward") for block in blocks]
+            numbers = [way.number for way in before if isinstance(way, FusedBlock)]
+            self.fused = before[0].network if numbers == [*range(len(blocks))] else None
             try:
                 for layer, block in enumerate(blocks, 1):
                     block.__dict__["forward"] = self.recorded(layer, block.forward)
@@ -94,11 +100,30 @@ class BlockRunner:
             self.preparing = None
         return call
 
-    def run(self, call: Call, layer: int, states: Tensor) -> Tensor:
-        """Run block `layer` (1..L) on states [rows, new, hidden_size]; returns the states after it."""
+    def run(self, call: Call, layer: int, states: Tensor, last: int = 0) -> Tensor:
+        """Run block `layer` (1..L), and those after it up to `last`, on states [rows, new, hidden_size]; returns the
+        states after them.
+        """
+        last = max(layer, last)
         if layer == 1 and call.first is not None:
-            return call.first
-        return output_of(self.call_block(call, layer, states))
+            layer, states = 2, call.first
+        if last > layer and self.fused and self.alike(call):
+            found = self.fused.run(layer - 1, last - 1, states, call.arguments[0][1])
+            if found is not None:
+                return found
+        for each in range(layer, last + 1):
+            states = output_of(self.call_block(call, each, states))
+        return states
+
+    def alike(self, call: Call) -> bool:
+        """Whether all blocks get the same arguments beside the states, and none has a hook."""
+        if call.alike is None:
+            named = call.arguments[0][1]
+            call.alike = all(
+                len(args) == 1 and kwargs.keys() == named.keys() and all(kwargs[key] is named[key] for key in named)
+                for args, kwargs, _ in call.arguments
+            ) and not any(block._forward_hooks or block._forward_pre_hooks for block in self.model.blocks)
+        return call.alike
 
     def write_kv(self, call: Call, layer: int, states: Tensor) -> None:
         """Let each block above `layer` store its keys and values for `states`, and stop it there."""

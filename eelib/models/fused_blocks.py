@@ -1,32 +1,29 @@
-"""Blocks of Llama's form on a CPU: the norms, products and rotations of one block in three calls of compiled code.
+"""Blocks of Llama's form on a CPU: one block, or several one after the other, in a single call of compiled code.
 
 A pass over a few tokens reads each weight once, and beside the products torch starts about seventy small operations for
-each block, views included. Here they are parts of the products' calls; only attention, the cache and the activation
-stay torch's. A block is replaced if it has Llama's parts, by name, and gives the same states both ways.
+each block, views included; with Python between them they take half as long as the products. Here norms, products,
+rotations, attention and the activation are parts of one call. A block is replaced if it has Llama's parts, by name, and
+gives the same states both ways.
 """
 
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from eelib.common.machine import compiled
 from eelib.common.tolerances import close
-from eelib.models.attention import GROUPED, SDPA, grouped_attention
-from eelib.models.probe import Unsupported, foreign_code
-from eelib.models.products import LANES, FewRows, Int8Products, is_plain, on_all_cores, products
+from eelib.models.attention import GROUPED, SDPA
+from eelib.models.block_kernels import run_blocks, same_numbers
+from eelib.models.kv_cache import CacheView, GrowingLayer, RaggedKVLayer
+from eelib.models.probe import EndOfRun, Unsupported, foreign_code
+from eelib.models.products import LANES, FewRows, Int8Products, is_plain, on_all_cores
 
-ATTENTION = {SDPA: sdpa_attention_forward, GROUPED: grouped_attention}
+ATTENTIONS = (SDPA, GROUPED)  # names of attention as it is computed here
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
 PARTS = [  # of a block, its attention and its MLP
     {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
@@ -38,145 +35,29 @@ MOST = 64  # rows; with more, the small operations are a small part of the work,
 TRIED = 3  # tokens of the states on which the two ways are compared
 
 
-def typed_pointer(_typing: Any, address: Any) -> Any:
-    """The float32 numbers from an address on."""
-
-    def generate(_context: Any, build: Any, _signature: Any, given: Any) -> Any:
-        return build.inttoptr(given[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(address), generate
-
-
-pointer: Any = intrinsic(typed_pointer)
-
-
-@compiled(nogil=True)
-def same_numbers(starts: np.ndarray, numbers: np.ndarray) -> bool:
-    """Whether from each address of `starts` on lie the numbers of its row."""
-    for i in range(len(starts)):
-        live = carray(pointer(starts[i]), (numbers.shape[1],))
-        for k in range(numbers.shape[1]):
-            if live[k] != numbers[i, k]:
-                return False
-    return True
-
-
-@compiled(nogil=True)
-def rotate(heads: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
-    """Rotate each head of `heads` [rows, n * size] in place, by angles with cosines and sines [rows, size]."""
-    size = cos.shape[1]
-    half = size // 2
-    for i in range(len(heads)):
-        for start in range(0, heads.shape[1], size):
-            for k in range(half):
-                first, second = heads[i, start + k], heads[i, start + half + k]
-                heads[i, start + k] = first * cos[i, k] - second * sin[i, k]
-                heads[i, start + half + k] = second * cos[i, half + k] + first * sin[i, half + k]
-
-
-@compiled(nogil=True)
-def linear(x: int, rows: int, layers: np.ndarray, kind: Any, y: int, cores: int) -> None:
-    """`products` of linear layers that may have scales and biases, of which each row of `layers` has the addresses."""
-    products(x, rows, layers, kind, y, cores)
-    for layer in range(len(layers)):
-        n = layers[layer, 1]
-        out = carray(pointer(y), (rows, n))
-        if layers[layer, 3]:
-            scales = carray(pointer(layers[layer, 3]), (n,))
-            for i in range(rows):
-                for j in range(n):
-                    out[i, j] *= scales[j]
-        if layers[layer, 4]:
-            biases = carray(pointer(layers[layer, 4]), (n,))
-            for i in range(rows):
-                for j in range(n):
-                    out[i, j] += biases[j]
-        y += 4 * rows * n
-
-
-@compiled(nogil=True)
-def normed(
-    x: int, rows: int, norm: int, eps: float, layers: np.ndarray, kind: Any, room: int, y: int, cores: int
-) -> None:
-    """`linear` of the RMS norms of x [rows, size], for which there is `room`."""
-    size = layers[0, 2]
-    states, out = carray(pointer(x), (rows, size)), carray(pointer(room), (rows, size))
-    weight = carray(pointer(norm), (size,))
-    for i in range(rows):
-        total = 0.0
-        for k in range(size):
-            total += states[i, k] * states[i, k]
-        factor = np.float32(1.0 / np.sqrt(total / size + eps))
-        for k in range(size):
-            out[i, k] = weight[k] * (states[i, k] * factor)
-    linear(room, rows, layers, kind, y, cores)
-
-
-@compiled(nogil=True)
-def attention_inputs(
-    x: int,
-    rows: int,
-    norm: int,
-    eps: float,
-    layers: np.ndarray,
-    kind: Any,
-    room: int,
-    y: int,
-    cos: int,
-    sin: int,
-    head: int,
-    cores: int,
-) -> None:
-    """Queries, keys and values of states x [rows, size], one after the other from y on; `room`: for their norms."""
-    normed(x, rows, norm, eps, layers, kind, room, y, cores)
-    cosines, sines = carray(pointer(cos), (rows, head)), carray(pointer(sin), (rows, head))
-    for layer in range(2):
-        n = layers[layer, 1]
-        rotate(carray(pointer(y), (rows, n)), cosines, sines)
-        y += 4 * rows * n
-
-
-@compiled(nogil=True)
-def mlp_inputs(
-    attended: int,
-    out_layer: np.ndarray,
-    x: int,
-    rows: int,
-    norm: int,
-    eps: float,
-    layers: np.ndarray,
-    kind: Any,
-    room: int,
-    y: int,
-    cores: int,
-) -> None:
-    """From y on: x [rows, size] + attention's output; then the gate and up layers of its norms."""
-    size = layers[0, 2]
-    linear(attended, rows, out_layer, kind, y, cores)
-    before, after = carray(pointer(x), (rows, size)), carray(pointer(y), (rows, size))
-    for i in range(rows):
-        for k in range(size):
-            after[i, k] += before[i, k]
-    normed(y, rows, norm, eps, layers, kind, room, y + 4 * rows * size, cores)
-
-
 class FusedNetwork:
-    """The fused blocks of one network. The first block of a pass checks that all still stand for theirs: one whose
-    angles are new, or that does not come after the block before it.
+    """The fused blocks of one network.
+
+    Before a pass, its first block checks that no weight, part or hook has changed since the blocks were fused. A block
+    is the first of a pass if its angles are a new tensor, or if its number is not above that of the block before it.
     """
 
     def __init__(self) -> None:
-        self.attentions: list[nn.Module] = []  # of the blocks, which would make a circle of references
-        self.last: tuple[Tensor | None, tuple[Tensor, ...], int] = None, (), 0  # angles, given and used; block's number
+        self.attentions: list[Any] = []  # of the blocks, which would make a circle of references
+        self.forms: list[BlockForm] = []
+        self.joined: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}  # arrays of several blocks, once made
+        self.last: tuple[Tensor | None, tuple[np.ndarray, ...], int] = None, (), 0  # angles, given and used; block
         self.modules: list[tuple[dict, object]] = []  # attributes, with the forward among them
         self.children: list[tuple[dict, dict]] = []  # as they are, and as they were
         self.hooks: list[dict] = []
         self.parameters: list[tuple[dict, str, Tensor, int, int]] = []  # with version and address
         self.starts, self.numbers = np.empty(0, np.int64), np.empty((0, LANES), np.float32)
 
-    def add(self, fused: "FusedBlock", block: Any) -> None:
+    def add(self, form: "BlockForm", block: Any) -> None:
         """Let the block use its fused forward."""
-        vars(block)["forward"] = fused
+        vars(block)["forward"] = FusedBlock(block, self, len(self.forms))
+        self.forms.append(form)
+        self.joined.clear()
         self.attentions.append(block.self_attn)
         parts = [block.self_attn, block.mlp]
         self.children += [(part._modules, dict(part._modules)) for part in (block, *parts)]
@@ -206,55 +87,127 @@ class FusedNetwork:
             and same_numbers(self.starts, self.numbers)
         )
 
-    def angles(self, given: tuple[Tensor, Tensor], fused: "FusedBlock", rows: int, new: int) -> tuple[Tensor, ...]:
-        """Cosines and sines [rows, new, size] of a pass; none where the blocks have to run their own forward."""
+    def angles(self, given: tuple[Tensor, Tensor], first: int, last: int, rows: int, new: int) -> tuple:
+        """Cosines and sines [rows * new, head size] of a pass; none where the blocks have to run their own forward."""
         key, found, before = self.last
-        number = fused.attention.layer_idx
-        if given[0] is not key or number <= before:
-            fits = given[0].shape[1:] == (new, fused.head) and self.unchanged()
-            found = tuple(part.float().expand(rows, -1, -1).contiguous() for part in given) if fits else ()
-        self.last = given[0], found, number
-        return found if found and found[0].shape[:2] == (rows, new) else ()
+        if given[0] is not key or first <= before:
+            fits = given[0].shape[1:] == (new, self.forms[first].head) and self.unchanged()
+            wide = [part.detach().float().expand(rows, -1, -1).flatten(0, 1) for part in given] if fits else []
+            found = tuple(part.contiguous().numpy() for part in wide)
+        self.last = given[0], found, last
+        return found if found and len(found[0]) == rows * new else ()
+
+    def run(self, first: int, last: int, x: Tensor, named: dict[str, Any]) -> Tensor | None:
+        """The states [rows, new, size] after the blocks with the numbers first..last, of those before them.
+
+        `named`: the blocks' arguments. None where the blocks have to run their own forward: for arguments, states or a
+        cache of another kind, for many rows, and once a part has changed.
+        """
+        form, given = self.forms[first], named.get("position_embeddings")
+        fits = x.ndim == 3 and x.shape[2] == form.size and 0 < x.shape[0] * x.shape[1] <= form.limit
+        usual = self.attentions[first].config._attn_implementation in ATTENTIONS and named.keys() <= ARGUMENTS
+        if not (fits and usual and given is not None and is_plain(x, torch.float32)):
+            return None
+        forms = self.forms[first : last + 1]
+        if (first, last) not in self.joined:
+            if any(other.key != form.key for other in forms):
+                return None
+            self.joined[first, last] = tuple(map(np.concatenate, zip(*(other.arrays for other in forms))))
+        if not (angles := self.angles(given, first, last, *x.shape[:2])):
+            return None
+        layers = [form.layer for form in forms]
+        return form.run(
+            self.joined[first, last], layers, x, angles, named.get("attention_mask"), named.get("past_key_values")
+        )
 
 
-class FusedBlock:
-    """The forward of one block, for few rows in float32; for other calls, and once a part has changed, the block's own.
+class BlockForm:
+    """One block as `run_blocks` takes it.
 
     Args:
         block: has the parts in PARTS; its linear layers use our products.
-        network: of the same network's blocks.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError: the block has another form.
     """
 
-    def __init__(self, block: Any, network: FusedNetwork):
-        self.block, self.network = weakref.ref(block), network  # no circle of references
-        self.attention, mlp = block.self_attn, block.mlp
-        if [set(part._modules) for part in (block, self.attention, mlp)] != PARTS:
+    def __init__(self, block: Any):
+        attention, mlp = block.self_attn, block.mlp
+        if [set(part._modules) for part in (block, attention, mlp)] != PARTS:
             raise TypeError("other parts")
-        if self.attention.config._attn_implementation not in ATTENTION:
+        if attention.config._attn_implementation not in ATTENTIONS:
             raise TypeError("another attention")
-        layers = [getattr(self.attention, name) for name in LINEAR] + [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        self.ways: list[FewRows | Int8Products] = [vars(layer)["forward"] for layer in layers]
+        layers = [getattr(attention, name) for name in LINEAR] + [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        ways: list[FewRows | Int8Products] = [vars(layer)["forward"] for layer in layers]
         norms = [block.input_layernorm, block.post_attention_layernorm]
         self.held = [own.detach() for part in (*norms, *layers) for own in part.parameters()]  # as long as addresses
-        self.norms = [(norm.weight.data_ptr(), float(norm.variance_epsilon)) for norm in norms]
-        self.kind = self.ways[0].weights.kind
-        one = len({type(way.weights.kind) for way in self.ways}) == 1
-        if not one or any(own.dtype != torch.float32 for own in self.held):
+        if len({type(way.weights.kind) for way in ways}) > 1 or any(own.dtype != torch.float32 for own in self.held):
             raise TypeError("other numbers")
-        about = np.concatenate([self.about(layer, way) for layer, way in zip(layers, self.ways)])
-        self.qkv, self.out, self.gate_up, self.down = about[:3], about[3:4], about[4:6], about[6:]
-        self.head, self.scaling = self.attention.head_dim, self.attention.scaling
-        self.act, self.widths, self.size = mlp.act_fn, about[:, 1].tolist(), int(about[0, 2])
-        self.limit = min(MOST, *(way.limit for way in self.ways))
+        self.ways, self.kind = ways, ways[0].weights.kind
+        about = np.concatenate([self.about(layer, way) for layer, way in zip(layers, ways)])
+        addresses = np.array([[norm.weight.data_ptr() for norm in norms]], np.int64)
+        self.arrays = about[None], addresses, np.array([[float(norm.variance_epsilon) for norm in norms]])
+        self.head, self.scaling, self.layer = attention.head_dim, np.float32(attention.scaling), attention.layer_idx
+        queries, keys, _, _, inner, _, self.size = about[:, 1].tolist()
+        if queries % keys or keys % self.head or self.head % LANES:
+            raise TypeError("other heads")
+        self.shared, self.room = keys // self.head, self.size + max(2 * (queries + keys), 2 * inner)
+        self.limit = min(MOST, *(way.limit for way in ways))
+        self.key = (*about[:, 1].tolist(), self.head, self.scaling, self.limit, type(self.kind))
 
     @staticmethod
     def about(layer: nn.Linear, way: FewRows | Int8Products) -> np.ndarray:
         """A linear layer as `linear` takes it."""
         parts = [0 if part is None else part.data_ptr() for part in (way.scales, layer.bias)]
         return np.concatenate([way.weights.about, [parts]], axis=1)
+
+    def run(
+        self,
+        arrays: tuple[np.ndarray, ...],
+        layers: list[int],
+        x: Tensor,
+        angles: tuple[np.ndarray, ...],
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor | None:
+        """The states after some blocks of this form, of those before the first one [rows, new, size]; None for a mask
+        or a cache of another kind.
+
+        Args:
+            arrays: `arrays` of the blocks, one after the other.
+            layers: of each block its layer of the cache.
+            angles: cosines and sines [rows * new, head size].
+        """
+        rows, new = x.shape[:2]
+        found: list[Any] = [] if cache is None else cache.layers[layers[0] : layers[-1] + 1]
+        view = CacheView(rows, new)
+        if cache is not None:
+            if len(found) < len(layers) or not all(holds_rows(layer, rows) for layer in found):
+                return None
+            view = getattr(found[0], "view", CacheView(rows, new, past=found[0].get_seq_length()))
+        visible = visible_slots(mask, rows, new, view.past)
+        if visible is None:
+            return None
+        fresh = x.new_empty(1, 1, 1, 1).expand(rows, self.shared, new, self.head)  # the form of new keys and values
+        none = [fresh.contiguous(), fresh.contiguous()]
+        buffers = [none] * len(layers) if cache is None else [layer.room(fresh, fresh) for layer in found]
+        caches = np.array([[keys.data_ptr(), values.data_ptr(), keys.shape[2]] for keys, values in buffers], np.int64)
+        stored = np.arange(rows) if view.rows is None else view.rows.numpy()
+        valid = np.ones((rows, new), np.bool_) if view.valid is None else view.valid.numpy()
+        states = x.detach().clone(memory_format=torch.contiguous_format)
+        flat, room = states.view(rows * new, -1).numpy(), np.empty(rows * new * self.room, np.float32)
+        given = (*angles, self.scaling, stored, valid, visible, view.past, view.kv_only, room)
+        on_all_cores(run_blocks, arrays, self.kind, caches, flat, *given)
+        if view.kv_only:
+            raise EndOfRun
+        return states
+
+
+class FusedBlock:
+    """The forward of one block, the one with this number in its network."""
+
+    def __init__(self, block: nn.Module, network: FusedNetwork, number: int):
+        self.block, self.network, self.number = weakref.ref(block), network, number  # no circle of references
 
     def __reduce__(self) -> tuple:
         """A copy of the block gets the block's own forward."""
@@ -263,48 +216,33 @@ class FusedBlock:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
         """The states [rows, new, size] after the block, of those before it; other arguments are the block's own."""
-        block, x, given = self.block(), hidden_states, named.get("position_embeddings")
+        block, x = self.block(), hidden_states
         assert block is not None
-        fits = x.ndim == 3 and x.shape[2] == self.size and 0 < x.shape[0] * x.shape[1] <= self.limit
-        known = fits and is_plain(x, torch.float32) and not args and named.keys() <= ARGUMENTS
-        angles = self.network.angles(given, self, *x.shape[:2]) if known and given is not None else ()
-        attend = ATTENTION.get(self.attention.config._attn_implementation)
-        if angles and attend is not None:
-            return self.run(x.contiguous(), angles, attend, named.get("attention_mask"), named.get("past_key_values"))
+        found = None if args else self.network.run(self.number, self.number, x, named)
+        if found is not None:
+            return found
         if not (x.is_cpu and x.dtype is torch.float32) and vars(block).get("forward") is self:
             vars(block).pop("forward")  # the network was moved or converted: this holds its weights of before
         return type(block).forward(block, x, *args, **named)
 
-    def run(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, ...],
-        attend: Callable[..., Any],
-        mask: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """The states after the block, of contiguous ones [rows, new, size] before it."""
-        count, (cos, sin) = x.shape[0] * x.shape[1], (part.data_ptr() for part in angles)
-        queries, keys, values, _, inner, _, size = self.widths
-        first, near = x.new_empty(count * (queries + keys + values)), x.new_empty(count * size)
-        into, room, state = first.data_ptr(), near.data_ptr(), x.data_ptr()
-        on_all_cores(
-            attention_inputs, state, count, *self.norms[0], self.qkv, self.kind, room, into, cos, sin, self.head
-        )
-        q, k, v = (
-            part.view(*x.shape[:2], -1, self.head).transpose(1, 2)
-            for part in first.split([count * width for width in self.widths[:3]])
-        )
-        if cache is not None:
-            k, v = cache.update(k, v, self.attention.layer_idx)
-        seen = attend(self.attention, q, k, v, mask, scaling=self.scaling)[0].contiguous()
-        second = x.new_empty(count * (size + 2 * inner))
-        into, read = second.data_ptr(), seen.data_ptr()
-        on_all_cores(mlp_inputs, read, self.out, state, count, *self.norms[1], self.gate_up, self.kind, room, into)
-        after, gate, up = second.split([count * size, count * inner, count * inner])
-        active, states = self.act(gate).mul_(up), torch.empty_like(x)
-        on_all_cores(linear, active.data_ptr(), count, self.down, self.kind, states.data_ptr())
-        return states.add_(after.view_as(x))
+
+def holds_rows(layer: Any, rows: int) -> bool:
+    """Whether a layer of a cache has slots that can be written to here, and is empty or for so many rows."""
+    if isinstance(layer, RaggedKVLayer):
+        return layer.view.rows is not None or layer.view.count == rows
+    return isinstance(layer, GrowingLayer) and (not layer.get_seq_length() or layer.keys.shape[0] == rows)
+
+
+def visible_slots(mask: Tensor | None, rows: int, new: int, past: int) -> np.ndarray | None:
+    """Which slots each new token reads [1 or rows, new, slots], by a block's mask; None for a mask of another kind."""
+    slots = past + new
+    if mask is None and (new == 1 or not past):
+        return np.tri(new, slots, past, np.bool_)[None]
+    if mask is None or mask.dtype is not torch.bool or mask.ndim != 4 or mask.shape[1] != 1:
+        return None
+    if mask.shape[0] not in (1, rows) or mask.shape[2] not in (1, new) or mask.shape[3] != slots:
+        return None
+    return mask[:, 0].expand(-1, new, -1).contiguous().numpy()
 
 
 @torch.no_grad()
@@ -318,19 +256,20 @@ def use_fused_blocks(network: nn.Module) -> int:
     for block in network.modules():
         if {name for name, _ in block.named_children()} == PARTS[0] and "forward" not in vars(block):
             with suppress(AttributeError, KeyError, TypeError, ValueError):
-                fused = FusedBlock(block, found)
-                if agrees(block, fused):
-                    found.add(fused, block)
-    return len(found.attentions)
+                form = BlockForm(block)
+                if agrees(block, form):
+                    found.add(form, block)
+    return len(found.forms)
 
 
-def agrees(block: nn.Module, fused: FusedBlock) -> bool:
+def agrees(block: nn.Module, form: BlockForm) -> bool:
     """Whether both ways give the same states, for states and angles that are drawn."""
     drawn = torch.Generator().manual_seed(0)
-    states = torch.randn(1, TRIED, fused.size, generator=drawn)
-    angles = torch.randn(1, TRIED, fused.head // 2, generator=drawn).repeat(1, 1, 2)
-    turns, attend = (angles.cos(), angles.sin()), ATTENTION[fused.attention.config._attn_implementation]
+    states = torch.randn(1, TRIED, form.size, generator=drawn)
+    angles = torch.randn(1, TRIED, form.head // 2, generator=drawn).repeat(1, 1, 2)
+    turns = angles.cos(), angles.sin()
     with suppress(Unsupported), foreign_code():
         own: Any = type(block).forward(block, states, position_embeddings=turns)
-        return isinstance(own, Tensor) and close(fused.run(states, turns, attend), own)
+        fused = form.run(form.arrays, [0], states, tuple(part[0].numpy() for part in turns))
+        return isinstance(own, Tensor) and fused is not None and close(fused, own)
     return False

@@ -31,8 +31,8 @@ class GrowingLayer(DynamicLayer):
         self.limit = limit  # no buffer is longer than this many tokens, unless it must be
         self.buffers: list[Tensor] = []  # of the keys and the values; none before the first update
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append states [batch, heads, tokens, size]; returns all keys and all values so far."""
+    def room(self, key_states: Tensor, value_states: Tensor) -> list[Tensor]:
+        """The buffers, with slots for states [batch, heads, tokens, size] that the caller is to write there."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         filled = self.get_seq_length()
@@ -46,9 +46,14 @@ class GrowingLayer(DynamicLayer):
             for buffer, old in zip(self.buffers, kept):
                 if filled:
                     buffer[:, :, :filled] = old
-        for buffer, new in zip(self.buffers, (key_states, value_states)):
-            buffer[:, :, filled:total] = new
         self.keys, self.values = (buffer[:, :, :total] for buffer in self.buffers)
+        return self.buffers
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append states [batch, heads, tokens, size]; returns all keys and all values so far."""
+        new = key_states.shape[2]
+        self.room(key_states, value_states)
+        self.keys[:, :, -new:], self.values[:, :, -new:] = key_states, value_states
         return self.keys, self.values
 
 
@@ -113,15 +118,18 @@ class RaggedKVLayer(CacheLayerMixin):
             self.buffers[number] = old.new_zeros(*old.shape[:2], length, old.shape[3])
             self.buffers[number][:, :, :before] = old
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the call's keys and values [n, heads, new, size]; returns all of the rows that run, from slot 0 on."""
-        view = self.view
+    def room(self, key_states: Tensor, value_states: Tensor) -> list[Tensor]:
+        """The buffers, with slots for the call's keys and values [n, heads, new, size]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = view.past + key_states.shape[2]
-        self.grow(end)
+        self.grow(self.view.past + key_states.shape[2])
+        return self.buffers
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store the call's keys and values [n, heads, new, size]; returns all of the rows that run, from slot 0 on."""
+        view, end = self.view, self.view.past + key_states.shape[2]
         found = []
-        for buffer, new in zip(self.buffers, (key_states, value_states)):
+        for buffer, new in zip(self.room(key_states, value_states), (key_states, value_states)):
             part = buffer[:, :, view.past : end]
             if view.valid is not None:
                 old = part if view.rows is None else part[view.rows]

@@ -3,30 +3,35 @@
 import copy
 import gc
 import weakref
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 import transformers as hf
-from families import WIDE, in_pairs
+from exits_made import by_sequence, middle_rule
+from families import WIDE, in_pairs, save
 from oracle import assert_as_near
 from torch import nn
 
+import eelib
 from checks.tiny import randomize
+from checks.tiny_texts import PROMPTS
+from eelib.exits.decoding import drafters
 from eelib.models import fused_blocks, products
 from eelib.models.attention import use_grouped_attention
-from eelib.models.fused_blocks import FusedBlock, use_fused_blocks
+from eelib.models.fused_blocks import BlockForm, FusedBlock, FusedNetwork, use_fused_blocks
 from eelib.models.kv_cache import growing_cache
 
-HEADS = WIDE | dict(vocab_size=50, num_key_value_heads=2)
+HEADS = WIDE | dict(vocab_size=50, num_key_value_heads=2, head_dim=16)
 FORMS = {
     "llama": hf.LlamaConfig(**HEADS),
     "llama with biases": hf.LlamaConfig(**HEADS, attention_bias=True, mlp_bias=True),
     "qwen2": hf.Qwen2Config(**HEADS),
-    "mistral": hf.MistralConfig(**HEADS, head_dim=16, sliding_window=3),
+    "mistral": hf.MistralConfig(**HEADS, sliding_window=3),
 }
 OTHERS = {
-    "norms of queries": hf.Qwen3Config(**HEADS, head_dim=8),
-    "norms around 1": hf.GemmaConfig(**HEADS, head_dim=8),
+    "norms of queries": hf.Qwen3Config(**HEADS),
+    "norms around 1": hf.GemmaConfig(**HEADS),
     "scaled residuals": hf.GraniteConfig(**HEADS, residual_multiplier=0.6),
     "angles of half a head": hf.StableLmConfig(**HEADS),
     "blocks in parallel": hf.GPTNeoXConfig(**WIDE, vocab_size=50),
@@ -94,7 +99,7 @@ def test_logits_are_as_near_as_the_networks(form, fits, cores, calls):
     calls.clear()
     for padded in (True, False):
         assert_as_near(run(made, padded), run(network, padded), run(exact, padded))
-    assert len(calls) == 2 * len(STEPS) * 3 * len(made.model.layers)
+    assert len(calls) == 2 * len(STEPS) * len(made.model.layers)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -155,7 +160,7 @@ def test_a_change_between_two_calls_with_the_same_angles_is_seen(calls):
     given = dict(position_embeddings=made.model.rotary_emb(states, ids))
     calls.clear()
     before = block(states, **given)
-    assert len(calls) == 3
+    assert len(calls) == 1
     block.mlp.down_proj.weight.mul_(2.0)
     expected = type(block).forward(block, states, **given)
     assert torch.equal(block(states, **given), expected) and not torch.allclose(expected, before, atol=1e-3)
@@ -173,6 +178,52 @@ def test_many_rows_and_unknown_arguments_are_for_torch(rows, named, calls):
     assert not calls
 
 
+DRAFTS, POLICIES = ["", "prompt", "layer:1", "layer:2", "int8"], ["full", "copy", "project", "deferred", "verified"]
+
+
+@pytest.mark.parametrize("setup, size", in_pairs(DRAFTS + POLICIES, [1, 3, 5]))
+def test_decoding_stays(setup, size, tmp_path, monkeypatch, eos):
+    """The same tokens and exit layers as without fused blocks; where nothing happens between blocks, they run in one
+    call.
+    """
+    together, plain_run = [], FusedNetwork.run
+    monkeypatch.setattr(drafters, "INT8_MODELS", WeakKeyDictionary())
+    folder = str(save("llama", tmp_path / "llama", head_dim=16))
+    made, plain = (eelib.load_model(folder, device="cpu", fast_products=own) for own in (True, False))
+    ways = {"draft": setup or None}
+    if setup in POLICIES:
+        ways = {"gate": middle_rule(plain, PROMPTS), "kv_policy": setup}
+
+    def counted(self, first, last, *given):
+        found = plain_run(self, first, last, *given)
+        together.append((last - first + 1) * (found is not None))
+        return found
+
+    monkeypatch.setattr(FusedNetwork, "run", counted)
+    for model in (made, plain):
+        eos(model, {model.vocab_size + 1})
+    outputs = [eelib.generate(model, PROMPTS, batch_size=size, max_new_tokens=9, **ways) for model in (made, plain)]
+    for column in ("token_id", "exit_layer", "layers_run"):
+        assert by_sequence(outputs[0], column) == by_sequence(outputs[1], column)
+    assert setup in POLICIES or max(together) == made.layers
+
+
+@pytest.mark.parametrize("kind", [hf.DynamicCache, growing_cache])
+def test_other_caches_and_other_rows_are_for_torch(kind, calls):
+    """A cache of transformers, empty or not; and a cache of two rows with a call of one, which torch refuses."""
+    network = network_of(FORMS["llama"])
+    made, ids = fused(network), torch.tensor(TEXT)
+    caches = [kind(), kind()]
+    calls.clear()
+    with torch.no_grad():
+        for part in (ids[:, :3], ids[:, 3:5]):
+            found, expected = (each(part, past_key_values=own).logits for each, own in zip((made, network), caches))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert bool(calls) == (kind is growing_cache)
+        with pytest.raises(RuntimeError):
+            made(ids[:1, :1], past_key_values=caches[0])
+
+
 def test_gradients_training_other_dtypes_and_copies_are_for_torch(calls):
     network = network_of(FORMS["llama"])
     made = fused(network)
@@ -186,7 +237,7 @@ def test_gradients_training_other_dtypes_and_copies_are_for_torch(calls):
         other.model.layers[0].mlp.up_proj.weight.zero_()
         torch.testing.assert_close(run(made.train()), run(network), rtol=1e-4, atol=1e-4)
         assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
-        assert len(calls) == len(STEPS) * 3 * len(made.model.layers)
+        assert len(calls) == len(STEPS) * len(made.model.layers)
         forward = weakref.ref(vars(made.model.layers[0])["forward"])
         assert made.bfloat16()(ids).logits.dtype == torch.bfloat16
         assert forward() is None  # with its float32 weights
@@ -209,8 +260,8 @@ def test_a_wrong_kernel_is_not_used(monkeypatch):
     """Both ways are compared before a block is fused."""
     network = network_of(FORMS["llama"])
     products.use_fast_products(network)
-    rotate = fused_blocks.attention_inputs
+    exact = BlockForm.run
     monkeypatch.setattr(
-        fused_blocks, "attention_inputs", lambda *args: rotate(*args[:-4], args[-3], args[-4], *args[-2:])
+        BlockForm, "run", lambda self, arrays, layers, x, angles: exact(self, arrays, layers, x, angles[::-1])
     )
     assert use_fused_blocks(network) == 0

@@ -20,7 +20,9 @@ from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
 from eelib.exits.decoding.gate_runner import ExitDecision, Exits, GateRunner
 from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_costs
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+from eelib.models.block_runner import BlockRunner
 from eelib.models.fused_blocks import use_fused_blocks
+from eelib.models.kv_cache import CacheView
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, visible
 from eelib.models.model import Model
 from eelib.models.probe import in_turn
@@ -28,7 +30,7 @@ from eelib.models.products import use_fast_products, use_int8_products
 
 KINDS = ("block", "features", "int8")
 DRAFTS = ("auto", "prompt", *KINDS, *(f"prompt+{kind}" for kind in KINDS), "layer:K")
-GAIN = 1.15  # these have to be expected to make decoding so many times as fast: they cost time in each pass, too
+GAIN = 1.15  # "auto" takes these only if decoding is expected to be so many times as fast
 # How often int8 drafts are right, before there are any; of SmolLM2-135M's tokens, `checks.arithmetic` counts it.
 INT8_RIGHT: tuple[float, ...] = (0.97,)
 INT8_MODELS: "WeakKeyDictionary[nn.Module, Model]" = WeakKeyDictionary()
@@ -177,6 +179,7 @@ class Int8Drafts(ModelDrafts):
     def __init__(self, model: Model, batch_size: int):
         self.model, self.layer = int8_model(model), model.layers
         self.costs = pass_costs(self.model, batch_size)
+        self.blocks = BlockRunner(self.model, CacheView(0, 0))
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         return self.costs.whole(rows)
@@ -186,8 +189,11 @@ class Int8Drafts(ModelDrafts):
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
         batch.align(group)
-        with in_turn(self.model.blocks):
-            logits = self.model.network(**batch.inputs(dict.fromkeys(group, 1))).logits[:, -1].float()
+        self.blocks.view = batch.cache.view
+        with self.blocks.open():
+            call = self.blocks.prepare(batch.inputs(dict.fromkeys(group, 1)))
+            states = self.blocks.run(call, 1, call.embeddings, self.layer)
+        logits = self.model.unembed(states[:, -1]).float()
         best, ids = logits.max(-1)
         for sequence, token, score in zip(group, ids.tolist(), (best - logits.logsumexp(-1)).exp().tolist()):
             draft = DecodedToken(token, self.layer, 0, 1, score, drafted=True)

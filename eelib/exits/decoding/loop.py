@@ -148,19 +148,24 @@ class Decoder:
         stopped: set[DecodedSequence] = set()
         running: Counts = {}
         call, states = Call({}), torch.empty(0)
+        ran = 0
         for layer in range(1, model.layers + 1):
-            # Who runs this block, and with how many tokens? A new answer means a new call of the network.
-            due = {s: n for s in group if s not in stopped and (n := s.due(layer, running.get(s, 0)))}
-            if due != running:
-                if running:
-                    self.batch.store(running, layer - 1, states)
-                running = due
-                if running:
-                    call = self.blocks.prepare(self.batch.inputs(running))
-                    states = self.batch.load(running, call, layer)
-            if not running:
-                continue  # all have stopped, or the rest join deeper
-            states = self.blocks.run(call, layer, states)
+            if layer > ran:
+                # Who runs this block, and with how many tokens? A new answer means a new call of the network.
+                due = {s: n for s in group if s not in stopped and (n := s.due(layer, running.get(s, 0)))}
+                if due != running:
+                    if running:
+                        self.batch.store(running, layer - 1, states)
+                    running = due
+                    if running:
+                        call = self.blocks.prepare(self.batch.inputs(running))
+                        states = self.batch.load(running, call, layer)
+                if not running:
+                    continue  # all have stopped, or the rest join deeper
+                ran = self.next_stop(layer, group)
+                states = self.blocks.run(call, layer, states, ran)
+            if layer < ran:
+                continue  # it ran together with those above it
             read = states
             over = self.drafting is not None and self.drafting.ended  # the block's keys are not needed any more
             if self.block and layer == self.block.layer and not over:  # of every token, once, on its way through
@@ -176,6 +181,13 @@ class Decoder:
         if running:
             self.batch.store(running, model.layers, states)
         self.finish(group, running, states, exits, prefill)
+
+    def next_stop(self, layer: int, group: list[DecodedSequence]) -> int:
+        """The first layer from `layer` on where the gate is asked, a trained block reads, or pending tokens join."""
+        stops = set(self.gate.layers) if self.gate.sequences else set()
+        stops |= {self.block.layer} if self.block else set()
+        stops |= {token.depth for sequence in group for token in sequence.pending}
+        return min((stop for stop in stops if stop >= layer), default=self.model.layers)
 
     def may_exit(self, sequence: DecodedSequence, prefill: bool, draft: bool) -> bool:
         """Whether the gate is asked about a sequence's newest token in this step."""

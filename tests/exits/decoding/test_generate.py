@@ -153,7 +153,7 @@ def test_out_of_memory_halves_the_batch(calls, model_of, monkeypatch, capsys):
     """In the first round of drafts, and in the third: the output is that of smaller batches. One prompt that does not
     fit raises.
     """
-    model, run, ran = model_of("llama"), BlockRunner.run, []
+    model, run, ran = model_of("llama"), BlockRunner.call_block, []
     report_halving.cache_clear()
     given = dict(draft="layer:2", draft_length=2, max_new_tokens=8)
     wanted = eelib.generate(model, PROMPTS[:4], batch_size=2, **given)
@@ -164,7 +164,7 @@ def test_out_of_memory_halves_the_batch(calls, model_of, monkeypatch, capsys):
             raise torch.OutOfMemoryError("full")
         return run(self, call, layer, states)
 
-    monkeypatch.setattr(BlockRunner, "run", tight)
+    monkeypatch.setattr(BlockRunner, "call_block", tight)
     made = eelib.generate(model, PROMPTS[:4], batch_size=4, **given)
     assert made.tokens.equals(wanted.tokens) and made.sequences.equals(wanted.sequences)
     assert made.expected == pytest.approx(wanted.expected) and capsys.readouterr().out.count("halved") == 1
