@@ -100,7 +100,7 @@ def without_empty_folders(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Leave either the old file or the whole new one on the disk.
+    """Leave either the old file or the whole new one on the disk, if one process at a time writes it.
 
     Raises:
         StorageError: the file can't be written; the message has the bytes needed and the bytes free.

@@ -65,7 +65,11 @@ def cpu_slowdown(dtype: torch.dtype) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    """Bytes that new tensors may take; on a GPU with what torch holds for them and does not use now."""
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def is_out_of_memory(error: Exception) -> bool:

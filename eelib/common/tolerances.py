@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-6  # of all values being smaller, shares are taken as if the largest were this
+SMALLEST = 1e-6  # where all values are smaller than this, differences are divided by it
 
 
 @dataclass(frozen=True)

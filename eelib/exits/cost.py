@@ -6,6 +6,7 @@ out.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -52,9 +53,21 @@ def sizes_of(model: Model, positions: float = 1.0) -> Sizes:
 
 
 def parameters(module: nn.Module) -> int:
-    """Number of weights in a module's matrices that multiply a state, without norms, biases and embedding tables."""
-    looked_up = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    return sum(p.numel() for p in module.parameters() if p.dim() > 1 and id(p) not in looked_up)
+    """Number of weights in a module's matrices that multiply a state, without norms, biases and embedding tables.
+
+    A quantized layer holds codes, so the numbers of its inputs and outputs count.
+    """
+    total, seen = 0, {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    part: Any
+    for part in module.modules():
+        own = [p for p in part.parameters(recurse=False) if p.dim() > 1 and id(p) not in seen]
+        coded = any(p.dim() > 1 and not p.is_floating_point() for p in (*own, *part.buffers(recurse=False)))
+        if coded and hasattr(part, "in_features"):
+            total += part.in_features * part.out_features
+        else:
+            total += sum(p.numel() for p in own)
+        seen |= {id(p) for p in own}
+    return total
 
 
 def exit_costs(sizes: Sizes, rule: ExitRule) -> np.ndarray:

@@ -73,10 +73,11 @@ class Estimated:
     """FREE's threshold at its one shallow exit, fitted to tokens that went deep (Bae et al. 2023).
 
     For each token that ran all blocks it stores the score at the shallow exit, and whether the top-1 there was the last
-    layer's. At the beginning of each sequence two Beta distributions are fitted to the scores by moments, f1 to tokens
-    that agree and f0 to the others; the threshold is the first of ten points in [0.3, 0.9] with f1 / (f0 + f1) > 0.4,
-    0.9 where there is none, and `value` before the first fit. At most 300 fits. A token's weight in f1 and f0 is 0.2
-    times its own agreement plus 0.8 times the share by the densities before the fit.
+    layer's. At the beginning of each sequence, in `generate` of each batch, two Beta distributions are fitted to the
+    scores by moments, f1 to tokens that agree and f0 to the others; the threshold is the first of ten points in
+    [0.3, 0.9] with f1 / (f0 + f1) > 0.4, 0.9 where there is none, and `value` before the first fit. At most 300 fits.
+    A token's weight in f1 and f0 is 0.2 times its own agreement plus 0.8 times the share by the densities before the
+    fit.
 
     `as_published`: FREE's code overwrites the 0.8 part by the 0.2 part, so that only the agreement counts.
     """

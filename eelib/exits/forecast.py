@@ -20,6 +20,7 @@ from eelib.exits.decoding.generate import (
     GenerateOutput,
     by_policy,
     check_writes,
+    encoded,
     generate,
     kv_policy_named,
     rule_of,
@@ -295,6 +296,7 @@ def forecast(
         gate, kv_policy = by_policy(model, some, policy, max_new_tokens, gate, exit_layers, kv_policy)
         if gate is None:
             raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
+    encoded(model, some)
     # refuses what it would refuse; a threshold that is fitted while decoding stays as it was
     generate(model, some.take(1), deepcopy(gate), exit_layers, kv_policy, draft_length, 1, max_new_tokens)
     rule = rule_of(model, gate, exit_layers, kv_policy)

@@ -15,8 +15,8 @@ from eelib.models.head import Head
 
 TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
-ROWS_AT_ONCE = 256  # a matrix product of fewer rows packs its weights for too little work
-FEWEST_LOGITS = 16 << 20  # held at a time, where there are as many
+ROWS_AT_ONCE = 256  # with fewer rows, rearranging the weights takes longer than multiplying by them
+FEWEST_LOGITS = 16 << 20  # fewest held at a time, unless all are fewer
 STATES_AT_ONCE = 16 << 20  # bytes of states that a buffer holds before they are read
 ON_GPU = 8  # times as many there, where a readout takes less time
 SCALARS = (

@@ -49,7 +49,7 @@ CLASSES = {
     "classifier": AutoModelForSequenceClassification,
 }
 MODEL_FILES = ("config.json", LORA_CONFIG, TRANSLATORS_FILE)  # one of which a folder with a model has
-UNTIED = 4  # times that a network may hold one weight before what is tied is tied
+UNTIED = 4  # most copies of a stored weight in a network whose tied weights are not shared yet
 SETTING = Lock()  # the hub's setting is one for all threads, so one changes it and puts it back at a time
 HUB_SECONDS = 3.0  # for the hub to answer; the library tries for 20, for each file
 BESIDE = 2**28  # numbers that no file holds: masks and tables of positions

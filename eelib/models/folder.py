@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,7 +15,12 @@ from eelib.common.values import first_line, reason
 from eelib.models.packaged import describe, find_gguf, hash_of_file
 
 INDEX = "model.safetensors.index.json"
-HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".py")
+HASHED = (".safetensors", ".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken", ".py")
+# Files that change no output; a hub's cache may have them or not.
+OTHERS = re.compile(
+    r"card\.json|(license|notice|readme|use_policy|requirements).*\.txt|(trainer_state|\w+_results)\.json",
+    re.IGNORECASE,
+)
 CODED = ("I8", "U8", "I16", "U16", "I32", "U32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4")  # no weights by themselves
 MOST_JSON = 2**28  # bytes; a large tokenizer.json has some 2**25
 WINDOWS = (
@@ -146,6 +152,8 @@ def kept_numbers(folder: Path) -> tuple[int, int]:
     """
     whole = folder / "model.safetensors"
     files = [whole] if whole.exists() else [folder / shard for shard in shards_of(folder)]
+    if not files:
+        raise CheckpointError(f"it has neither {whole.name} nor {INDEX}")
     tensors = numbers = 0
     for file in files:
         try:
@@ -171,7 +179,7 @@ def weights_hash(folder: Path) -> str:
         return source
     if gguf := find_gguf(folder):
         return hash_of_file(gguf)
-    files = [f for f in folder.iterdir() if f.suffix in HASHED and f.name != "card.json" and f.is_file()]
+    files = [f for f in folder.iterdir() if f.suffix in HASHED and not OTHERS.fullmatch(f.name) and f.is_file()]
     files += [folder / shard for shard in shards_of(folder) if (folder / shard).is_file()]
     files += [f for f in folder.glob("additional_chat_templates/*.jinja") if f.is_file()]
     digest = hashlib.sha256()

@@ -225,7 +225,7 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
         InputError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
     """
     if not is_known(name):
-        raise InputError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, or a local folder")
+        raise InputError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or file")
     check_limit(limit)
     if name in shipped_tasks():
         return task_of_rows(name, read_rows(data_folder("texts", f"{name}.jsonl"))).take(limit)

@@ -30,7 +30,8 @@ def encode(model: Model, task: Task, chosen: Sequence[int] | None = None) -> lis
 def greedy_decode(
     model: Model, prompts: list[list[int]], max_new_tokens: int, reader: ReadoutBuffer | None = None
 ) -> list[list[int]]:
-    """Decode prompts by plain argmax, with the model's own cache, until an end token, the window, or `max_new_tokens`.
+    """Decode prompts by plain argmax, with the cache that the model's kind takes, until an end token, the window, or
+    `max_new_tokens`.
 
     `reader` gets the states of each token: those of the position that predicts it.
 

@@ -51,7 +51,8 @@ def trace(
         task: from `eelib.load_task` or `Task.from_prompts`.
         max_new_tokens: longest output. Decoding is greedy, and every emitted token is read at layers 0..L.
         folder: where traces lie, each in a folder of its own.
-        batch_size: most sequences in a shard; None for as many as fit the memory. A half-made trace keeps its own.
+        batch_size: most sequences in a shard; None for a power of two that fits half of the free memory. A half-made
+            trace keeps its own.
         sites: True reads the sub-layers of the first 24 sequences, a number n those of the first n.
         pairs: likewise; all pairs of layers are compared at 4 tokens of each sequence, one in the middle of each
             quarter.
@@ -185,7 +186,8 @@ def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
     if not references or not model.adapter.writes:
         return []
     wanted = model.tokenizer(text_target=references[0], add_special_tokens=False)["input_ids"]
-    return wanted + sorted(model.eos_ids)[:1]
+    own = model.tokenizer.eos_token_id
+    return wanted + ([own] if own in model.eos_ids else sorted(model.eos_ids)[:1])
 
 
 def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from exits_made import Deepening, policy_of
 
 import eelib
@@ -38,6 +39,16 @@ def test_a_loaded_models_sizes(model_of):
     biased = dict(t5.blocks[0].named_parameters())
     assert [name for name in biased if "relative_attention_bias" in name]
     assert parameters(t5.blocks[0]) == parameters(t5.blocks[1])  # the looked-up one does not count
+
+
+def test_quantized_layers_count_by_their_inputs_and_outputs():
+    """Codes in a buffer, as GPTQ's and AWQ's, and two of them to a byte, as bitsandbytes'."""
+    layers = [torch.nn.Linear(8, 6) for _ in range(3)]
+    for layer in layers[1:]:
+        del layer.weight
+    layers[1].register_buffer("qweight", torch.zeros(1, 6, dtype=torch.int32))
+    layers[2].weight = torch.nn.Parameter(torch.zeros(24, 1, dtype=torch.uint8), requires_grad=False)
+    assert parameters(torch.nn.ModuleList(layers)) == 3 * 8 * 6
 
 
 def test_exit_costs_by_hand(one_line):
@@ -220,6 +231,7 @@ def test_a_policy_in_place_of_a_gate(model_of, one_line):
         ("gpt2", {"gate": None, "kv_policy": "full"}, "needs a gate, or exit_layers"),
         ("gpt2", {"gate": Deepening(), "kv_policy": "schedule"}, "token 3 would go deeper"),
         ("gpt2", {"policy": "none.json"}, "give it alone"),
+        ("gpt2", {"task": [*PROMPTS[:1], "a dog " * 99]}, "prompt 1 has"),
         ("bert", {}, "needs a causal or encoder-decoder model"),
     ],
 )

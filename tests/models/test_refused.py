@@ -288,8 +288,11 @@ def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(copy_of, m
 
 
 def test_the_hash_follows_weights_shards_and_tokenizer_and_no_links(copy_of, model_of, tmp_path):
-    """A link to the weights, as a hub snapshot has, is those weights."""
+    """A link to the weights, as a hub snapshot has, is those weights; a licence, which a hub's cache may have, does not
+    count.
+    """
     folder = copy_of()
+    (folder / "LICENSE.txt").write_text("none")
     shutil.move(folder / WEIGHTS, tmp_path / "blob")
     (folder / WEIGHTS).symlink_to(tmp_path / "blob")
     assert eelib.load_model(str(folder)).hash == model_of("llama").hash

@@ -176,13 +176,14 @@ class Drafting:
         self.tokens += sum(lengths)
         drafting, slower = self.from_text or self.drafts, self.seconds > self.plain_seconds
         if drafting and slower and not self.length and self.tokens > ENOUGH:
-            self.end(f"with drafts, outputs took {self.seconds / self.plain_seconds:.2f} times as long as without")
             self.from_text = False
+            self.end(f"with drafts, outputs took {self.seconds / self.plain_seconds:.2f} times as long as without")
         self.before = self.seconds
 
     def end(self, why: str) -> None:
         """End the model's drafts, and print why."""
-        self.ended, self.drafts = f"{why}: drafting costs more than it saves, so it ends here", None
+        what = "only the text's n-grams are drafted from here" if self.from_text and self.drafts else "it ends here"
+        self.ended, self.drafts = f"{why}: drafting costs more than it saves, so {what}", None
         print(self.ended)
 
     def end_model(self, drafts: ModelDrafts) -> None:

@@ -239,7 +239,7 @@ class OracleGate(GateRunner):
         """Store the layer's top-1; nothing exits yet."""
         self.ask(layer, states, read)
         tokens, self.head_reads = self.tokens(self.rows)
-        self.answers.append((layer, tokens, states))
+        self.answers.append((layer, tokens, states.clone()))  # not the whole prompt's, of which these are a part
         return {}
 
     def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:

@@ -47,12 +47,12 @@ class GenerateOutput:
             at the position that predicts it), head_reads, score (the gate's last), kv_only_layers (blocks that made
             only keys and values), drafted and accepted.
         sequences: a row per prompt: output (as in a trace, without its end token), length in tokens (unlike a trace's,
-            with the end token), truncated (no end token), passes through all blocks, and of verified decoding the
-            tokens drafted and accepted.
-        seconds: from the encoded prompts to the last token, with loading of drafts and measuring of passes if needed.
+            with the end token), truncated (no end token), passes (reads of the last layer), and of verified decoding
+            the tokens drafted and accepted.
+        seconds: of decoding, from the encoded prompts to the last token.
         kv_policy: the KV policy that was used.
         draft: name of the draft that was used; "" for none.
-        ended: why drafting ended, where it costs more than it saves; else "".
+        ended: why drafting, or the model's part in it, ended, where it costs more than it saves; else "".
         expected: seconds after the prompts by the cost of passes: (without drafts, with the drafts that were made).
     """
 
@@ -125,7 +125,7 @@ def generate(
         raise InputError(f"generate takes no {name}={new}")
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("batch_size", batch_size, 1)
-    prompts, started = encoded(model, task), time.perf_counter()
+    prompts = encoded(model, task)
     drafting, record, name, length = None, None, "", 0
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
@@ -156,7 +156,7 @@ def generate(
             sequence.index = chosen[sequence.index]
         return found
 
-    sequences: list[DecodedSequence] = []
+    sequences, started = list[DecodedSequence](), time.perf_counter()
     for chosen in batches(model, prompts, batch_size):
         sequences += [sequence for part in run_in_halves(decoded, chosen) for sequence in part]
     seconds = time.perf_counter() - started

@@ -122,7 +122,8 @@ def gate_named(name: str, model: Model | None = None, /, **parameters: object) -
     """
     own, others = own_gates(), entry_points(group=GROUP)
     if name not in own and name not in others.names:
-        raise InputError(f"gate {name!r} is not known; allowed: {', '.join([*own, *sorted(others.names)])}")
+        allowed = ", ".join([*own, *sorted(others.names)])
+        raise InputError(f"gate {name!r} is not known; allowed: {allowed}; for generate, oracle, too")
     kind: type[Gate] = own[name] if name in own else others[name].load()
     return kind.from_parameters(model, **parameters)
 
