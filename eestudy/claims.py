@@ -147,6 +147,7 @@ def judge(
     without: dict[str, Interval] | None = None,
     roundings: Sequence[Interval] = (),
     earlier: Interval | None = None,
+    cannot: str = "",
 ) -> Verdict:
     """Verdict on a claim from the whole interval: on the claimed side, on the other, or across the threshold.
 
@@ -159,11 +160,12 @@ def judge(
         without: {task: the statistic without it}; where one changes the verdict, its weight is few tasks.
         roundings: for a statistic between two layers, its values at both; undecided where their verdicts differ.
         earlier: the statistic of an earlier wording of the claim; its verdict stands in the note.
+        cannot: why this run can't test the claim, beyond what the interval shows; empty where it can.
     """
     row = claim(claim_id)
     if interval.low > interval.high:
         raise InputError(f"not an interval for {claim_id}: {interval}")
-    if why := premise or untestable(row, interval, requirement_met):
+    if why := premise or cannot or untestable(row, interval, requirement_met):
         verdict = NOT_APPLICABLE if premise else UNTESTABLE
         return Verdict(row, interval, verdict, why, models, note=earlier_wording(row, earlier))
     verdict, reason, note = side_of(row, interval)
@@ -222,14 +224,14 @@ def p_value(row: Claim, interval: Interval) -> float:
     """The two-sided p-value of the claim's bound: below 0.05 where the 95% interval does not reach the bound.
 
     The distance from the estimate to the interval's end on the bound's side is taken as the 97.5% quantile of Student's
-    t, in standard errors, with the groups less one as degrees of freedom (after Altman and Bland 2011, who take the
-    normal). Of the two bounds of "within", the one with the larger p-value counts for an estimate between them, and the
-    nearer one for an estimate outside.
+    t, in standard errors, with the interval's degrees of freedom, or the groups less one where it has none (after
+    Altman and Bland 2011, who take the normal). Of the two bounds of "within", the one with the larger p-value counts
+    for an estimate between them, and the nearer one for an estimate outside.
     """
     if not interval.bounded:
         return math.nan
     bottom, top = bounds(row)
-    degrees = max(interval.groups - 1, 1)
+    degrees = interval.freedom if math.isfinite(interval.freedom) else max(interval.groups - 1, 1)
 
     def of(bound: float) -> float:
         away = abs(interval.estimate - bound)

@@ -24,11 +24,10 @@ from eestudy.statistics import interval_of
 from eestudy.study import Study, item_stats, with_references
 
 WHERE = ["model", "task", "setup", "group", "sequence"]
-TOKENS = [*WHERE, "position", "token_id", "emitted", "agrees", "agreed_before", "exit_layer", "layers_run"]
-OUTPUTS = [*WHERE, "output", "full", "same", "length", "truncated", "passes", "drafted", "accepted"]
-OUTPUTS += ["token_ids", "exit_layers"]
-TIMED = ["model", "task", "setup", "batch_size", "batch", "group", "seconds", "tokens", "exit_layers"]
-TIMED += ["layers", "drafted", "accepted", "agrees", "of"]
+TOKENS = [*WHERE, "position", "token_id", "agrees", "agreed_before", "exit_layer", "layers_run"]
+OUTPUTS = [*WHERE, "output", "full", "same", "drafted", "accepted", "token_ids", "exit_layers"]
+TIMED = ["model", "task", "setup", "batch", "group", "seconds", "tokens", "exit_layers", "layers"]
+TIMED += ["drafted", "accepted", "agrees", "of"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Decoded(NamedTuple):
     """What `decode` returns.
 
     Attributes:
-        tokens: a row for each token that full depth gives, end tokens included: TOKENS. `emitted` is the setup's token
-            at this place (-1 where its output is shorter), `agreed_before` whether all tokens before agree.
+        tokens: a row for each token that full depth gives, end tokens included: TOKENS. `agrees`: the setup's output
+            has this token at this place; `agreed_before`: it has all tokens before.
         outputs: a row for each output: OUTPUTS. `full` is full depth's output, `same` whether all tokens agree;
             `token_ids` and `exit_layers` are lists, of all of the output's tokens.
         timed: a row for each batch: TIMED. Sums over its tokens: exit layers, layers run by the end; `agrees` of the
@@ -114,7 +113,7 @@ def decode(
             made = found[setup.name]
             tokens, outputs, row = against_full_depth(study, task, list(batch), made, most)
             about = {"model": study.model.name, "task": task, "setup": setup.name}
-            row |= about | {"batch_size": len(batch), "batch": number, "seconds": made.seconds}
+            row |= about | {"batch": number, "seconds": made.seconds}
             parts.append((tokens.assign(**about), outputs.assign(**about), row))
     tokens, outputs = (pd.concat([part[at] for part in parts], ignore_index=True) for at in (0, 1))
     return Decoded(tokens[TOKENS], outputs[OUTPUTS], pd.DataFrame([part[2] for part in parts])[TIMED])
@@ -136,10 +135,8 @@ def against_full_depth(
     full = trace.tokens[trace.tokens["sequence"].isin(batch) & (trace.tokens["position"] < longest)]
     at = made.tokens.assign(sequence=made.tokens["sequence"].map(names)).set_index(["sequence", "position"])
     there = at.reindex(pd.MultiIndex.from_frame(full[["sequence", "position"]]))
-    emitted = there["token_id"].fillna(-1).to_numpy(int)
     tokens = full[["group", "sequence", "position", "token_id"]].assign(
-        emitted=emitted,
-        agrees=emitted == full["token_id"].to_numpy(),
+        agrees=there["token_id"].to_numpy(float) == full["token_id"].to_numpy(),
         exit_layer=there["exit_layer"].to_numpy(float),
         layers_run=there["layers_run"].to_numpy(float),
     )

@@ -30,8 +30,8 @@ SIDES = {side: [f"{side}_{at}" for at in range(WIDTH)] for side in ("early", "fu
 SUMS = ["outputs", "form", *SIDES["early"], *SIDES["full"]]
 KEY = ["model", "task", "gate"]
 WHERE = ["model", "task", "gate", "half", "threshold", "group"]
-CURVES = [*WHERE, "tokens", "layers", "agreed", "cost", "sequences", "loss"]
-EXITS = [*WHERE, "source", "sequence", "position", "token_id", "emitted", "exit_layer", "optimal", "agrees", "cost"]
+CURVES = [*WHERE, "tokens", "layers", "agreed", "sequences", "loss"]
+EXITS = [*WHERE, "source", "sequence", "position", "token_id", "exit_layer", "optimal", "agrees", "cost"]
 QUALITY = [*WHERE, "sequence", "metric", "layers", "tokens", *SUMS]
 NAMES = {"model", "task", "gate", "half", "group", "source", "metric"}  # columns that hold text
 Studies = Study | Sequence[Study]
@@ -50,11 +50,10 @@ def curves(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Seq
 
     Returns:
         model, task, gate, half (calibrate or report), threshold, group; sums over the tokens that statistics count:
-        tokens, layers (exit layers), agreed (full depth's token is emitted), cost (floating-point operations, the
-        gate's own included; a step at full depth without a gate is 1); sums over outputs: sequences, loss (share of an
-        output's tokens, its end token included, that are not full depth's). FREE fits its threshold while decoding:
-        its `threshold` is the layer of its one exit. If `thresholds` is a number, a threshold at which fewer layers run
-        than at a lower one is left out, so that layers rise.
+        tokens, layers (exit layers), agreed (full depth's token is emitted); sums over outputs: sequences, loss (share
+        of an output's tokens, its end token included, that are not full depth's). FREE fits its threshold while
+        decoding: its `threshold` is the layer of its one exit. If `thresholds` is a number, a threshold at which fewer
+        layers run than at a lower one is left out, so that layers rise.
     """
     return _joined((one.curve(thresholds) for one in _each(studies, gates)), CURVES)
 
@@ -68,8 +67,9 @@ def exits(studies: Studies, chosen: pd.DataFrame) -> pd.DataFrame:
             A column `source` names the task that the threshold is from; without it, that is the task itself.
 
     Returns:
-        model, task, gate, half, threshold, group, source, sequence, position, token_id (full depth's), emitted,
-        exit_layer, optimal (the first layer that agrees), agrees, cost (as in `curves`).
+        model, task, gate, half, threshold, group, source, sequence, position, token_id (full depth's), exit_layer,
+        optimal (the first layer that agrees), agrees (full depth's token is emitted), cost (floating-point operations,
+        the gate's own included; a step at full depth without a gate is 1).
 
     Raises:
         InputError: a column of `chosen` is missing; a task is not in a study.
@@ -145,10 +145,10 @@ def wide(curve: pd.DataFrame) -> pd.DataFrame:
     """The curve of one gate of one model as `interval_of` takes it: a row for each task and group.
 
     `curve`: rows of `curves` or of `quality`. Columns are (sum, point), of the sums that it has of tokens, layers,
-    agreed, cost and SUMS; in a task with fewer points the last point is repeated.
+    agreed and SUMS; in a task with fewer points the last point is repeated.
     """
     point = curve.groupby("task")["threshold"].rank(method="dense").astype(int)
-    names = [name for name in ("tokens", "layers", "agreed", "cost", *SUMS) if name in curve]
+    names = [name for name in ("tokens", "layers", "agreed", *SUMS) if name in curve]
     table = curve.assign(point=point).groupby(["task", "group", "point"])[names].sum().unstack("point")
     return pd.concat({name: table[name].ffill(axis=1) for name in names}, axis=1)
 
@@ -276,10 +276,10 @@ class Evaluated:
         length = np.bincount(output[ended], minlength=len(owner)).clip(min=1)
         groups["tokens"], groups["sequences"] = np.bincount(group[counted], minlength=len(groups)), np.bincount(owner)
         parts = []
-        for value, layers, emitted, cost in self.at(thresholds):
+        for value, layers, emitted, _ in self.at(thresholds):
             agrees = emitted == tokens["token_id"].to_numpy()
             lost = np.bincount(output[ended], ~agrees[ended], len(owner)) / length
-            each = {"layers": layers, "agreed": agrees, "cost": cost}
+            each = {"layers": layers, "agreed": agrees}
             sums = {name: np.bincount(group[counted], of[counted], len(groups)) for name, of in each.items()}
             parts.append(groups.assign(threshold=value, **sums, loss=np.bincount(owner, lost, len(groups))))
         return self.rising(parts, thresholds)
@@ -287,9 +287,9 @@ class Evaluated:
     def tokens_at(self, threshold: float) -> pd.DataFrame:
         """One part of `exits`."""
         tokens, (found,) = self.trace.tokens[["sequence", "position", "token_id"]], self.at([threshold])
-        names = dict(zip(("threshold", "exit_layer", "emitted", "cost"), found))
-        tokens = tokens.assign(**names, optimal=self.trace.exit_layer("first"))
-        tokens["agrees"] = tokens["emitted"] == tokens["token_id"]
+        value, layers, emitted, cost = found
+        tokens = tokens.assign(threshold=value, exit_layer=layers, cost=cost, agrees=emitted == tokens["token_id"])
+        tokens["optimal"] = self.trace.exit_layer("first")
         return tokens[self.trace.statistic_rows()].merge(self.outputs, on="sequence")
 
     def quality(self, thresholds: int | Sequence[float]) -> pd.DataFrame:

@@ -33,6 +33,11 @@ OUR_GATES = ("schedule", "shortlist", *FEATURES)  # SkipDecode's schedule, and g
 FREE_EXITS = (0.25, 0.5, 0.75)  # of the depth
 
 
+def named(gate: str) -> str:
+    """A gate's name as prose has it."""
+    return "FREE" if gate == FREE else gate.replace("_", " ").replace("lstm", "LSTM")
+
+
 @dataclass(frozen=True)
 class OracleSweep(Sweep):
     """The bound of all gates: tokens whose first agreeing layer is at most the threshold exit at it, others at 1."""

@@ -34,12 +34,19 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def measured_on(name: str, model: Any) -> dict[str, Any] | None:
-    """A stored result, if it was measured on a model of this name and hash; else None."""
+    """A stored result, if it was measured on a model of this name and hash, which is on a CPU in float32; else None."""
+    if (model.device.type, model.dtype) != ("cpu", "float32"):  # as the models of all such results are
+        return None
     try:
         found = measured(name)
     except InputError:
         return None
     return found if found["models"].get(model.name) == model.hash else None
+
+
+def untested(goal: dict[str, Any]) -> bool:
+    """Whether a goal of drafts says nothing of them: none was made, so plain decoding was timed."""
+    return "made no draft" in str(goal.get("measured"))
 
 
 def provenance(report: dict[str, Any]) -> str:

@@ -21,13 +21,17 @@ CHUNK = 2_000_000  # numbers held at once
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95% interval; NaN where not known. `groups`: in the smallest of its `tasks` tasks."""
+    """An estimate with its 95% interval; NaN where not known. `groups`: in the smallest of its `tasks` tasks.
+
+    `freedom`: degrees of freedom of Student's t; NaN for other limits.
+    """
 
     estimate: float
     low: float
     high: float
     groups: int
     tasks: int = 1
+    freedom: float = math.nan
 
     @property
     def known(self) -> bool:
@@ -56,7 +60,7 @@ class Interval(NamedTuple):
         if not self.known:
             return "–"
         if not self.bounded:
-            return f"{self.estimate:#.3g}".rstrip(".") + " (not enough groups)"
+            return f"{self.estimate:#.3g}".rstrip(".") + f" ({'all alike' if self.groups > 1 else 'one group'})"
         return "{}\u00a0[{},\u00a0{}]".format(*in_step(*self[:3]))
 
 
@@ -182,12 +186,12 @@ def average(samples: Sequence[Sample], level: float = LEVEL) -> Interval:
     drawn, jackknife = drawn[np.isfinite(drawn)], math.sqrt(sum(map(variance_of, influences)))
     spread = float(drawn.std()) if len(drawn) else 0.0
     error = max(spread * jackknife / math.sqrt(squares.sum()), jackknife)
-    reach = float(t.ppf(level, squares.sum() ** 2 / sum(squares**2 / [one.freedom for one in chosen])))
+    freedom = float(squares.sum() ** 2 / sum(squares**2 / [one.freedom for one in chosen]))
+    reach = float(t.ppf(level, freedom))
     shift = float((1 + 2 * norm.ppf(level) ** 2) * cubes.sum() / (6 * squares.sum() ** 1.5))
     shift = min(max(shift, -reach), reach)  # the estimate stays inside
-    return Interval(
-        estimate, estimate + (shift - reach) * error, estimate + (shift + reach) * error, groups, len(chosen)
-    )
+    low, high = (estimate + (shift + way * reach) * error for way in (-1, 1))
+    return Interval(estimate, low, high, groups, len(chosen), freedom)
 
 
 # ---- limits near 0 and 1

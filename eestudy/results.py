@@ -103,7 +103,7 @@ class Results:
             about[["model", *about.columns[:-1]]],
             f"Tasks of the run. A task has sensible text if at most {MOST_REPEATED:.0%} of its tokens stand in an "
             f"8-gram that occurs twice in their output, and at least {MINIMUM_GROUPS} outputs have {SHORTEST} tokens "
-            "or more.",
+            "or more; a classifier's task, if it is above its baseline.",
         )
 
     def save(self) -> None:

@@ -34,8 +34,8 @@ TOKENS = TOKENS_PER_BATCH // 2
 IGNORED = -100  # a label that is padding
 REMARKS = {
     "start": f"its first edition, commit {EDITION}",
-    "thrown_away": "a run from nothing with batches of 12,288 tokens and a peak rate of 2e-3, stopped after 1,600 "
-    "steps and 19.5 million tokens: its losses, 3.6 in translation and 4.2 in headlines, fell slowly",
+    "earlier_run": "from random weights, with batches of 12,288 tokens and a peak rate of 2e-3; it was stopped after "
+    "1,600 steps and 19.5 million tokens, since its losses, 3.6 in translation and 4.2 in headlines, fell slowly",
 }
 
 

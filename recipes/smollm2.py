@@ -102,6 +102,7 @@ class Training(Legs, ABC):
     """
 
     written: ClassVar[torch.dtype] = torch.bfloat16
+    changes: ClassVar[str] = " itself, whose weights are not touched"  # how the model that decodes differs from `start`
     tokens: int = 2048
     peak: float = 1e-2
     steps: int = 20_000
@@ -157,7 +158,7 @@ class Training(Legs, ABC):
         seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + (batch > 0)
         settings = [each.name for each in fields(self) if each.repr and each.name not in ("name", "start", "minutes")]
         notes = {
-            "what it is": f"{self.start} itself, whose weights are not touched",
+            "what it is": f"{self.start}{self.changes}",
             "prompts": f"the first {seen * CHUNK} for training, in recipes.own_outputs",
             "held_out": f"one source of prompts in {HELD_OUT} by hash",
             "settings of the last leg": {name: getattr(self, name) for name in settings},
@@ -253,6 +254,7 @@ class Joint(Training):
     head that belong to the `head` most written tokens, to the original's likeliest ones, and to `drawn` others.
     """
 
+    changes: ClassVar[str] = " with low-rank updates of all linear layers inside its blocks, so it writes other outputs"
     tokens: int = 1024
     peak: float = 1e-3  # its card says which legs had another optimizer, rate or weight
     steps: int = 3000

@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -20,7 +21,7 @@ from eestudy.book.verdicts import Written, tally, verdicts
 from eestudy.claims import published, tables
 from eestudy.figures import forms, style
 from eestudy.markup.markdown import Shown, card_parts, raw, table, text
-from eestudy.measured import FOLDER, measured, provenance
+from eestudy.measured import FOLDER, measured, provenance, untested
 
 ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
 COUNTED = "place in the list, from 1"
@@ -146,6 +147,11 @@ def counted(frame: Any) -> str:
     said = f"Layers count {', '.join(found)}." if found else ""
     if bases & set(BASES) == {"unknown"}:
         said = "The paper does not say whether layers count from 0 or from 1."
+    if {0, 1} <= bases and "where" in frame:
+        known = frame[frame["layer_base"].isin([0, 1])]
+        of_section = dict(zip(known["where"].str.extract(r"(section \d+)")[0], known["layer_base"].map(BASES)))
+        said = ", ".join(f"{section} counts {base}" for section, base in of_section.items()).capitalize()
+        said += f"; elsewhere {frame.attrs['source']['paper']} does not say." if "unknown" in bases else "."
     damaged = int((~frame["complete"].astype(bool)).sum()) if "complete" in frame else 0
     return f"{said} {damaged} of {len(frame)} rows are cut off in the copy that was read.".strip() if damaged else said
 
@@ -154,13 +160,18 @@ def counted(frame: Any) -> str:
 
 
 PARTS_OF_STORE = ("crashes", "many_prompts", "reproducible")  # of the check `store`, each with a result of its own
+UNLIMITED = 2**31  # as a number of rows
 
 
 def number(value: Any) -> str:
-    """A number in at most four digits, or with commas where it is whole; a text as it is."""
+    """A number in three digits, or with commas where it is whole; a text as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+    if value == UNLIMITED:
+        return "any number"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return np.format_float_positional(float(f"{value:.3g}"), trim="-")
 
 
 def engine() -> dict[str, str]:
@@ -177,12 +188,14 @@ def fragment(check: str) -> str:
         name = f"store {check}" if check in PARTS_OF_STORE else check
         return f"No result of this check is in `data/{FOLDER}` yet: `python -m checks {name}` makes it.\n"
     goals = report["goals"]
+    found = ["not tested" if untested(goal) else "met" if goal["met"] else "not met" for goal in goals]
+    left = f", {found.count('not tested')} not tested" if "not tested" in found else ""
     said = (
-        f"**Goals that are met: {sum(goal['met'] for goal in goals)} of {len(goals)}.** Measured "
+        f"**Goals that are met: {found.count('met')} of {len(goals)}{left}.** Measured "
         f"{text(provenance(report))} by {text(report['command'])}."
     )
     rows = (
-        [goal["goal"], number(goal["measured"]), number(goal["bound"]), "met" if goal["met"] else "not met"]
-        for goal in goals
+        [re.sub(r"\b1 threads", "1 thread", goal["goal"]), number(goal["measured"]), number(goal["bound"]), verdict]
+        for goal, verdict in zip(goals, found)
     )
     return f"{said}\n\n{table(['Goal', 'Measured', 'Bound', 'Verdict'], rows, f'Goals and measurements of {check}.')}"

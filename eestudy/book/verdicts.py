@@ -41,7 +41,8 @@ JUDGED, DECIDED = VERDICTS[:3], VERDICTS[:2]
 NOT_RUN, NO_RUN = "not run", "Its notebook was not run."
 FALLEN = "not after Holm’s correction"  # said of a decided verdict whose corrected p-value is too large
 LEVEL = 0.05  # of verdicts after Holm's correction
-PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
+WEIGH_LESS = "weighs less"
+PLURAL = {HOLDS: "hold", FAILS: "do not hold", WEIGH_LESS: "weigh less"}
 # Icon and class of each verdict.
 LOOKS = {
     HOLDS: ("✓", "holds"),
@@ -94,16 +95,23 @@ def tally(model: str, judged: list[Judged]) -> str:
     corrected = after_holm(judged)
     decided = [claim.id for claim, row in first if row["verdict"] in DECIDED]
     standing = sum(corrected.get(name, 1.0) < LEVEL for name in decided)
-    said = f"{len(first)} verdicts on {text(model)}, or on the models named beside them, are informative"
-    said += f": {listed}." if listed else "."
+    one = len(first) == 1
+    said = f"{len(first)} verdict{'' if one else 's'} on {text(model)}, or on the models named beside "
+    said += f"{'it, is' if one else 'them, are'} informative{f': {listed}' if listed else ''}."
     if decided:
-        some = "All" if standing == len(decided) > 1 else f"{standing} of the"
-        said += f" {some} {len(decided)} that are decided stand after Holm's correction"
-        said += f" for all {len(corrected)} that were judged."
+        said += f" {stand(standing, len(decided))} after Holm's correction for all verdicts ({len(corrected)})."
     left = Counter(row["verdict"] for _, row in judged if row["verdict"] not in JUDGED)
-    others = Counter({"weigh less": len(able) - len(first)}) + left
-    rest = ", ".join(f"{count} {word}" for word, count in others.items())
+    others = Counter({WEIGH_LESS: len(able) - len(first)}) + left
+    rest = ", ".join(f"{count} {word(verdict, others)}" for verdict, count in others.items())
     return f"{said} The other claims: {rest}.\n" if rest else f"{said}\n"
+
+
+def stand(standing: int, decided: int) -> str:
+    """A clause: how many of the decided verdicts stand."""
+    if decided == 1:
+        return f"The one that is decided {'stands' if standing else 'does not stand'}"
+    some = "All" if standing == decided else f"{standing} of the"
+    return f"{some} {decided} that are decided {'stands' if standing == 1 else 'stand'}"
 
 
 def tiles(judged: list[Judged]) -> str:

@@ -13,11 +13,12 @@ def harmless(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """A token's text for display: ␣ for a space, ↵ for a line break, ∅ for nothing, U+XXXX for a control character,
-    which includes those that change the direction of text.
+    """A token's text for display: ␣ for a space, ↵ for a line break, ∅ for nothing, U+XXXX for other white space and
+    for a control character, which includes those that change the direction of text.
     """
     shown = {" ": "␣", "\n": "↵"}
-    return "".join(shown.get(c) or (f"U+{ord(c):04X}" if _controls(c) else c) for c in text) or "∅"
+    hidden = (c.isspace() or _controls(c) for c in text)
+    return "".join(shown.get(c) or (f"U+{ord(c):04X}" if away else c) for c, away in zip(text, hidden)) or "∅"
 
 
 def short_number(value: float) -> str:
@@ -40,7 +41,7 @@ def in_step(estimate: float, low: float, high: float) -> tuple[str, str, str]:
     def fitted(value: float) -> str:
         rounded = round(value, decimals) + 0.0  # no minus zero
         tiny = low * high > 0 and not rounded and abs(value) > 1e-6 * half
-        return f"{value:.1g}" if tiny else f"{rounded:,.{decimals}f}"
+        return f"{value:.{-math.floor(math.log10(abs(value)))}f}" if tiny else f"{rounded:,.{decimals}f}"
 
     return fitted(estimate), fitted(low), fitted(high)
 

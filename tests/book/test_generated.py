@@ -75,7 +75,10 @@ def test_the_scoreboard_has_a_row_for_each_claim_and_begins_with_informative_ver
             assert row.th["scope"] == "row" and [cell["data-label"] for cell in row.select("td")] == headings[1:]
     said = page.get_text()
     assert "3 verdicts on m, or on the models named beside them, are informative: 1 holds, 1 does not hold" in said
-    assert "1 of the 2 that are decided stand" in said and "1 not testable here" in said
+    assert "1 of the 2 that are decided stands after" in said and "1 not testable here" in said
+    alone = " ".join(board(study, ROWS[1:2])[0].get_text().split())
+    assert "1 verdict on m, or on the models named beside it, is informative: 1 holds." in alone
+    assert "The one that is decided stands after Holm's correction for all verdicts (1)." in alone
     assert said.index("## Details") < said.index("Verdicts that weigh less")
     assert "0.70\u00a0[0.60,\u00a00.80]" in shown[1].get_text() and "1,234" in shown[1].get_text()
     assert claim("P-S1").statistic in shown[1].get_text() and "too few" in shown[2].find(id="P-S3").get_text()
@@ -159,7 +162,9 @@ def test_the_page_on_the_papers_says_all_that_is_on_record():
 
 GOALS = [
     {"goal": "kills", "measured": 301, "bound": "at least 300", "met": True},
-    {"goal": HOSTILE, "measured": 0.123456, "bound": "at most 0", "met": False},
+    {"goal": HOSTILE, "measured": 0.0000123456, "bound": "at most 0", "met": False},
+    {"goal": "1 threads", "measured": "9 times; it made no draft", "bound": "2", "met": True},
+    {"goal": "rows", "measured": 2**31, "bound": "at least 16", "met": True},
 ]
 REPORT = {"command": "python -m checks store crashes", "date": "2026-01-02", "commit": "1234567", "goals": GOALS}
 REPORT |= {"machine": {"cpu": "made", "cores": 2, "memory_gib": 23.5}}
@@ -180,9 +185,10 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     code.write_text("a = 1")
     report = REPORT | {"depends": ["eelib"], "code": measured.code_hash(["eelib"])}
     cells = [[cell.get_text() for cell in row.select("td")] for row in page(report).select("tbody tr")]
-    assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.1235", "at most 0", "not met"]]
+    assert cells[:2] == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.0000123", "at most 0", "not met"]]
+    assert cells[2] == ["1 thread", GOALS[2]["measured"], "2", "not tested"] and cells[3][1] == "any number"
     said = " ".join(page(report).get_text().split())
-    assert "Goals that are met: 1 of 2. Measured on 2026-01-02 at commit 1234567 on made, 2 cores, 23.5" in said
+    assert "Goals that are met: 2 of 4, 1 not tested. Measured on 2026-01-02 at commit 1234567 on made," in said
     assert "has changed since" not in said
     code.write_text('"""What it is."""\n\na = 1\n')
     described = report | {"code": measured.code_hash(["eelib"])}
@@ -273,6 +279,7 @@ def test_tables_of_models_and_of_runs_say_the_default_and_each_version(study):
         (text, "see https://example.org/a_b.", "see <https://example.org/a_b>."),
         (visible, " the", "␣the"),
         (visible, "", "∅"),
+        (visible, "\xa0\u2009a", "U+00A0U+2009a"),  # other spaces
         (visible, "\u202edoc\x1b[31m", "U+202EdocU+001B[31m"),
         (visible, "שלום 👩\u200d👧 e\u0301 <b>$x$", "שלום␣👩\u200d👧␣e\u0301␣<b>$x$"),
         (harmless, "a b\n\u202edoc\x1b[31m\u0000", "a b\nU+202EdocU+001B[31mU+0000"),

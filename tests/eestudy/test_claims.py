@@ -128,6 +128,7 @@ JUDGED = [  # a claim, an interval, options, the verdict, and a part of "reason|
     ("M-D3", span(2, 4, 99, 9), {}, papers.UNTESTABLE, "fewer than"),  # lengths need texts in all tasks
     ("M-D3", span(2, 4, 133), {}, papers.UNTESTABLE, "fewer than"),  # and in each
     ("P-S1", HELD, {"premise": "no gate gains"}, papers.NOT_APPLICABLE, "no gate gains|"),
+    ("P-S1", HELD, {"cannot": "at another threshold"}, papers.UNTESTABLE, "at another threshold|"),
     ("P-S1", HELD, {"earlier": REST}, papers.HOLDS, f"|earlier wording: undecided, {REST}|informative"),
     ("P-S1", HELD, {"earlier": NOTHING}, papers.HOLDS, "|earlier wording: no verdict|"),
     ("P-S1", HELD, {"earlier": HELD._replace(groups=5)}, papers.HOLDS, "|earlier wording: no verdict|"),
@@ -201,6 +202,9 @@ def test_p_value_says_at_which_level_the_interval_would_reach_the_bound():
     just = papers.p_value(papers.claim("P-S1"), Interval(0.55, 0.5, 0.7, 40))
     assert just == pytest.approx(0.05)
     assert papers.p_value(papers.claim("P-S1"), Interval(0.45, 0.3, 0.5, 40)) == pytest.approx(0.05)
+    for freedom, p in ((math.nan, 2.39e-4), (9.0, 1.438e-3)):  # fewer where few groups have most of the variance
+        twice = Interval(0.6, 0.55, 0.7, 40, 1, freedom)
+        assert papers.p_value(papers.claim("P-S1"), twice) == pytest.approx(p, rel=1e-3)
     tolerance = papers.claim("P-J2")
     assert papers.p_value(tolerance, Interval(0.0, -0.05, 0.05, 40)) == pytest.approx(0.05)
     assert papers.p_value(tolerance, Interval(0.04, 0.03, 0.05, 40)) == pytest.approx(0.05)

@@ -98,7 +98,7 @@ def test_sums_and_tokens_are_those_of_plain_loops(study, curves, gate):
         for threshold in {thresholds[0], thresholds[len(thresholds) // 2], thresholds[-1]}:
             chosen = pd.DataFrame([{"task": task, "gate": gate, "threshold": threshold, "source": "two"}])
             tokens = evaluation.exits([study], chosen).set_index(["sequence", "position"])
-            sums = {group: np.zeros(6) for group in set(trace.tokens["group"])}
+            sums = {group: np.zeros(5) for group in set(trace.tokens["group"])}
             wrong = {number: [] for number in range(OUTPUTS)}
             for row, token in trace.tokens.iterrows():
                 layer = plain_exit(trace, gate, row, threshold)
@@ -106,15 +106,15 @@ def test_sums_and_tokens_are_those_of_plain_loops(study, curves, gate):
                 agrees, cost = emitted == token["token_id"], plain_cost(study.model, gate, layer)
                 wrong[token["sequence"]].append(not agrees)
                 if not token["is_eos"]:
-                    sums[token["group"]][:4] += (1, layer, agrees, cost)
+                    sums[token["group"]][:3] += (1, layer, agrees)
                     found = tokens.loc[(token["sequence"], token["position"])]
-                    names = ["token_id", "group", "source", "exit_layer", "emitted", "agrees", "cost"]
-                    known = [token["token_id"], token["group"], "two", layer, emitted, agrees, pytest.approx(cost)]
+                    names = ["token_id", "group", "source", "exit_layer", "agrees", "cost"]
+                    known = [token["token_id"], token["group"], "two", layer, agrees, pytest.approx(cost)]
                     assert found[names].tolist() == known
             for number, differs in wrong.items():
-                sums[study.tasks[task].groups[number]][4:] += (1, np.mean(differs))
+                sums[study.tasks[task].groups[number]][3:] += (1, np.mean(differs))
             rows = part[part["threshold"] == threshold].set_index("group")
-            expected = pd.DataFrame(sums, index=["tokens", "layers", "agreed", "cost", "sequences", "loss"]).T
+            expected = pd.DataFrame(sums, index=["tokens", "layers", "agreed", "sequences", "loss"]).T
             np.testing.assert_allclose(rows.loc[expected.index, expected.columns].astype(float), expected)
             assert len(tokens) == rows["tokens"].sum() and (tokens["half"] == tokens["group"].map(rows["half"])).all()
 
@@ -185,9 +185,11 @@ def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):
 
 
 def test_free_is_named_by_its_exit_and_loses_nothing_at_the_last(study):
-    found = evaluation.curves(study, ["free"]).groupby("threshold")[["tokens", "layers", "agreed", "cost"]].sum()
+    found = evaluation.curves(study, ["free"]).groupby("threshold")[["tokens", "layers", "agreed"]].sum()
     assert list(found.index) == [1, 2, 4, 5] and (found["agreed"].iloc[:3] < found["tokens"].iloc[:3]).all()
-    assert tuple(found.loc[5]) == pytest.approx(found.loc[5, "tokens"] * np.array([1, 5, 1, 1]))
+    assert tuple(found.loc[5]) == pytest.approx(found.loc[5, "tokens"] * np.array([1, 5, 1]))
+    last = pd.DataFrame([{"task": task, "gate": "free", "threshold": 5.0} for task in study.traces])
+    assert evaluation.exits(study, last)["cost"].to_numpy() == pytest.approx(1)
 
 
 def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_out(model_of, tmp_path, capsys):

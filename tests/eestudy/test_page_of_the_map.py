@@ -1,9 +1,11 @@
 """The page on when drafts pay, with planted layers, costs and a planted race, in all of which the answer is known."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from pages import result, run_page, texts
 from planted import STEPS, asked, deep_model, exits, kept_race, plant
 
@@ -22,7 +24,7 @@ def race(weights, right, off, drafted=100):
     if right:  # texts that are all the same have no interval
         own["by_text"]["accepted"][:2] = [right // 10 - 1, right // 10 + 1]
     own |= counts
-    own |= {"times_plain": 1.6, "seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
+    own |= {"times_plain": 1.6, "ratios": [1.6, 1.7], "seconds": [6.0, 6.2], "forecast": 1.6 * (1 + off)}
     rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
     rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
     forecast = kept_race("deep", weights, [], ()) | {"costs": {"1": FLAT, "16": FLAT}}
@@ -58,8 +60,13 @@ def map_page(monkeypatch, planted_tasks, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("right, off, goals", [(90, 0.01, "meets its goals"), (10, 0.3, "misses its goals")])
-def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page):
+# No forecast would be off by 1 - 1 / 1.6, or 37.5%.
+FORECASTS = [(90, 0.01, "better", "meets its goals"), (10, 0.3, "better", "misses its goals")]
+FORECASTS.append((90, 0.5, "worse", "misses its goals"))
+
+
+@pytest.mark.parametrize("right, off, than_none, goals", FORECASTS)
+def test_acceptance_and_errors_are_those_of_the_race(right, off, than_none, goals, map_page):
     space, found, shown = map_page(lambda weights: race(weights, right, off))
     numbers = {name: value["estimate"] for name, value in found["overall"].items()}
     assert numbers["block_right"] == pytest.approx(right / 100) and numbers["error"] == pytest.approx(off)
@@ -69,7 +76,8 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page
     assert numbers["layer_right"] == pytest.approx(100 * (own["position"] % 4 > 0).mean())
     points = space["points"][["estimate", "low", "high"]].to_numpy(float)
     assert points == pytest.approx(np.array([[2.025, 2.0, 2.05]] * 2))  # 8 / 4 and 8.2 / 4
-    assert f"{goals}: its median error is {100 * off:.1f}%" in shown
+    assert f"The forecast is {than_none} than no forecast" in shown and f"It {goals} (10% and 20%)" in shown
+    assert f"by 37.5% (median) and 38% (largest), and ours is off by {100 * off:.1f}% and" in shown
     assert f"(2 combinations), the median error is {round(100 * off)}%, and it is too high in 2." in shown
     assert ("few texts do not confirm the map" in found["answer"]) == (right == 10)
     assert "Drafts of an early layer save time: one text" in " ".join(found["answer"].split())
@@ -77,10 +85,18 @@ def test_acceptance_and_errors_are_those_of_the_race(right, off, goals, map_page
     assert f"{right} of 100 were right" in found["answer"]
 
 
+def test_a_race_is_of_a_model_on_a_cpu_in_float32(monkeypatch):
+    monkeypatch.setattr(kept_results, "measured", lambda name: race("abc", 90, 0.0)[name])
+    model = SimpleNamespace(name="deep", hash="abc", device=torch.device("cpu"), dtype="float32")
+    assert kept_results.measured_on("race", model)
+    model.dtype = "bfloat16"
+    assert kept_results.measured_on("race", model) is None
+
+
 def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
     space, found, shown = map_page(lambda weights: race(weights, 0, 0.0, drafted=0))
-    assert not space["block_right"].known and "drafted nothing." in found["answer"]
-    assert "Drafts of an early layer save no time" in " ".join(found["answer"].split())
+    assert not space["block_right"].known and "made no drafts of layer" in found["answer"]
+    assert "Whether drafts of an early layer save time is not decided" in found["answer"]
     assert "% of them are right." in found["answer"]
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
 

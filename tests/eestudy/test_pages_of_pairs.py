@@ -27,7 +27,9 @@ import eelib
 from eelib.exits.decoding.generate import GenerateOutput
 from eelib.exits.gates.state import TRAINED, save_gate
 from eestudy import measured as kept_results
+from eestudy.claims import judge
 from eestudy.parameters import ParameterError
+from eestudy.statistics import interval_of
 
 LATE, MIDDLE_OF_THREE = (exits([layer], 3)[0] for layer in (3, 2))
 EARLY = np.array([False, True, False, True])  # "first" at layer 1, by which P-J3 goes; "stable" as late as LATE
@@ -197,8 +199,12 @@ def test_production(early, wanted, tmp_path):
     space, _ = run_page("production", **given)
     found = verdicts(space)
     assert found.pop("A-P3") != "not testable here"  # it depends on times
-    assert found == {"A-P1": wanted, "A-P2": "holds", "A-P4": "holds"}
+    # In the second plant, every order breaks and no more tokens are lost than promised: groups are all alike.
+    assert found == {"A-P1": wanted, "A-P2": "holds", "A-P4": "holds" if early else "not testable here"}
     assert space["revision"].estimate > 0 and space["changed"].estimate == 0
+    kept = {"rise": 0.0, "outputs": 1, "wrong": np.arange(60) % 3 / 3, "tokens": 90}  # 99.6%, and no output broke
+    promised = interval_of(pd.DataFrame(kept | {"group": range(60)}).set_index("group"), space["more_errors"])
+    assert judge("A-P4", promised, requirement_met=True).verdict not in ("holds", "does not hold")
     wide = space["timed"].groupby(["hard", "setup"]).apply(lambda one: (one["seconds"] / one["tokens"]).sum())
     by_hand = [wide[hard, "full depth"] / wide[hard, "early"] for hard in (True, False)]
     assert space["stall"].estimate == pytest.approx(by_hand[0] - by_hand[1])
@@ -274,9 +280,9 @@ def test_speed(name, model_of, folder_of, tmp_path, monkeypatch):
     space = run_page("speed", **asked(tmp_path, folder_of("gpt2"), str(file)) | more)[0]
     found, answer = {row["id"]: row for row in result(space)["claims"]}, result(space)["answer"]
     assert "is 1.25 times as fast one text at a time, 1.25 in batches of 4." in answer
-    assert "decodes 0.95 times as fast as by plain decoding" in answer and "these times, 1.25 times" in answer
-    assert "all repeats are slower on 1 of the 1 tasks, and faster on 0. Decoding made 7 drafts in" in answer
-    assert "100 tokens and then ended drafting. Of 2 [goals of the race](../../engine.html), 1 is missed." in answer
+    assert "decodes 1.25 times as fast as by plain decoding" in answer and "is not decided: decoding made 7" in answer
+    assert "drafts in 100 tokens, at 0.95 times plain decoding's speed." in answer
+    assert "Of 2 [goals of the race](../../engine.html), 1 is missed." in answer
     verdicts = [found[claim]["verdict"] for claim in ("P-K1", "P-K2", "P-K3", "P-T1", "P-T2")]
     assert verdicts == [WORDS.get(word, word) for word in wanted.split()]
     # A gate's time is read off the line through both of its thresholds.
@@ -335,6 +341,16 @@ def test_gates(name, tmp_path):
     more = {"after": str(tmp_path / "after"), "weighted": ""}
     space = run_page("gates", **asked(tmp_path, tmp_path / "before", str(path)), **more)[0]
     assert tuple(verdicts(space)[f"P-G{number}"] for number in (1, 2, 3)) == PAIRS[name][2]
+
+
+def test_a_claim_about_98_percent_is_not_judged_at_another_share(tmp_path):
+    path = tmp_path / "tiny.de-en.jsonl"
+    task, model = write_task(path, pairs(160)), deep_model(tmp_path / "own", 3)
+    plant(model, task, tmp_path / "runs", early_at(1, 3), STEPS, scores_of(model.vocab_size, True, False))
+    more = {"after": "", "weighted": "", "least_quality": 0.9}
+    found = result(run_page("gates", **asked(tmp_path, tmp_path / "own", str(path)), **more)[0])["claims"]
+    (row,) = [row for row in found if row["id"] == "P-G3"]
+    assert (row["verdict"], row["reason"]) == ("not testable here", "this run keeps 90% of the quality, not 98%")
 
 
 RISES, WAVERS = (0.1, 0.2, 0.3, 0.6, 0.62, 0.64, 0.66), (0.5, 0.5, 0.4, 0.5, 0.4, 0.5, 0.66)

@@ -62,7 +62,7 @@ def test_groups_of_one_row_have_students_interval():
     values = np.array([-3.0, -1.0, 1.0, 3.0] * 10) + 10
     reach = t.ppf(0.975, 39) * values.std(ddof=1) / math.sqrt(40)
     found = interval(framed(values, range(40)), "value", "mean", draws=1)  # one draw: the jackknife's error alone
-    assert found == pytest.approx((10, 10 - reach, 10 + reach, 40, 1))
+    assert found == pytest.approx((10, 10 - reach, 10 + reach, 40, 1, 39))  # the last: degrees of freedom
 
 
 def test_few_groups_that_carry_the_variance_give_few_degrees_of_freedom():
@@ -95,8 +95,8 @@ def test_a_task_with_few_groups_on_a_side_is_left_out_unless_all_have_few(kind):
     assert (alone.groups, alone.tasks) == (35, 2)
     assert interval(pd.concat([whole, task("c", 29)]), "value", kind, by="side") == alone
     few = pd.concat([task("a", 20), task("b", 9)])
-    assert interval(few, "value", kind, by="side")[3:] == (9, 2)
-    assert interval(pd.concat([few, task("c", 4, 8)]), "value", kind, by="side")[3:] == (9, 2)  # 8 groups in all
+    assert interval(few, "value", kind, by="side")[3:5] == (9, 2)
+    assert interval(pd.concat([few, task("c", 4, 8)]), "value", kind, by="side")[3:5] == (9, 2)  # 8 groups in all
 
 
 def test_per_gives_each_combination_in_order_of_appearance():
@@ -131,7 +131,7 @@ def test_shares_of_tasks_and_of_sides_join_their_limits():
     ones = framed([True] * 160, range(160))
     low = 0.025 ** (1 / 160)
     two = interval(pd.concat([ones.assign(task=task) for task in "ab"]), "value", "share")
-    assert two == pytest.approx((1, 1 - (1 - low) / math.sqrt(2), 1, 160, 2))
+    assert two[:5] == pytest.approx((1, 1 - (1 - low) / math.sqrt(2), 1, 160, 2))
     none = pd.concat([ones.assign(side=True), ones.assign(value=False, side=False)])
     assert interval(none, "value", "share", by="side")[:3] == pytest.approx((1, 1 - (1 - low) * math.sqrt(2), 1))
     same = pd.concat([framed(np.arange(160) % 4 == 0, range(160), side=side) for side in (True, False)])
@@ -197,7 +197,7 @@ def test_95_percent_of_intervals_cover(draw, kind, mean):
 @pytest.mark.parametrize("by", [None, "side"])
 def test_one_group_is_not_enough(kind, by):
     found = interval(framed([1, 0, 1], ["a", "a", "a"], side=[True, False, True]), "value", kind, by=by)
-    assert found.known and not found.bounded and "(not enough groups)" in str(found)
+    assert found.known and not found.bounded and "(one group)" in str(found)
     one_sided = interval(framed([1, 0, 1], ["a", "b", "c"], side=[True, False, False]), "value", kind, by="side")
     assert one_sided.groups == 1 and not one_sided.bounded
 
@@ -308,7 +308,7 @@ def test_an_end_that_is_next_to_nothing_is_written_as_zero_and_another_is_not():
     assert [str(Interval(*ends, 3)) for ends in ((4, 9e-9, 63), (0.7, -12, -1e-7), (0.3, 7e-5, 3.1))] == [
         "4\xa0[0,\xa063]",
         "0.7\xa0[-12.0,\xa00.0]",
-        "0.3\xa0[7e-05,\xa03.1]",
+        "0.3\xa0[0.00007,\xa03.1]",
     ]
 
 

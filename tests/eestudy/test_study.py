@@ -151,7 +151,7 @@ def test_study_and_results(parameters, tmp_path):
     results.say("{{ kinds['a']|ci }} {{ shares[0] }} {{ p.limit }}", kinds={"a": names["share"]}, shares=[0.5], p=given)
     results.say("{{ digits }}", digits=4)
     assert {*results.numbers} - {"share", "name", "why", "digits"} == {"kinds.a", "shares.0", "digits (2)"}
-    assert pct_ci(Interval(1.0, math.nan, math.nan, 9)) == "100% (not enough groups)" and pct_ci(NOTHING) == "–"
+    assert pct_ci(Interval(1.0, math.nan, math.nan, 9)) == "100% (all alike)" and pct_ci(NOTHING) == "–"
     results.save()
     saved = json.loads((tmp_path / "results/gpt2/saturation.json").read_text(), parse_constant=pytest.fail)
     assert saved["overall"]["share"] == {"estimate": 0.5, "low": 0.25, "high": 0.75, "sequences": 9}
