@@ -129,6 +129,9 @@ def test_difficulty(verdict, tmp_path):
     assert {name: row["verdict"] for name, row in found.items()} == {f"M-D{i}": verdict for i in (1, 3, 4, 5, 6, 7)}
     reversed_ = {name for name, row in found.items() if "reversed by the control" in row["weights"]}
     assert reversed_ == ({f"M-D{i}" for i in (1, 3, 5, 6, 7)} if verdict == "holds" else set())
+    again = run_page("difficulty", **asked(tmp_path, tmp_path / "deep", str(file)), share=0.3)[0]
+    rows = result(again)["claims"]  # whose record has another share
+    assert {row["verdict"] for row in rows} == {"not testable here"} and all("0.4" in row["reason"] for row in rows)
 
 
 def test_known_difficulty(tmp_path):
@@ -339,11 +342,13 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
     assert len(times) == 36 and not times["other label"].any() and (times["full"] > 0).all()
 
 
-@pytest.mark.parametrize("notebook", ["saturation", "sublayers", "production", "gates", "speed"])
+@pytest.mark.parametrize("notebook", ["saturation", "sublayers", "joint_optimization", "production", "gates", "speed"])
 def test_a_model_of_one_block_is_refused_in_one_line(notebook, planted_tasks, tmp_path, one_line):
     deep_model(tmp_path / "one", 1)
     values = asked(tmp_path, tmp_path / "one", planted_tasks[0]) | {"limit": 2, "max_new_tokens": 2}
-    values |= {"gates": {"weighted": ""}, "speed": {"timed_gates": ""}}.get(notebook, {})
+    more = {"gates": {"weighted": ""}, "speed": {"timed_gates": ""}}
+    more["joint_optimization"] = {"after": values["model"], "others": ""}
+    values |= more.get(notebook, {})
     one_line(ParameterError, "has one block", lambda: run_page(notebook, **values))
 
 
