@@ -166,26 +166,16 @@ def add_values(weights: np.ndarray, values: int, out: np.ndarray) -> None:
 
 
 @compiled(nogil=True)
-def some_heads(
-    queries: np.ndarray,
-    shared: int,
-    cache: np.ndarray,
-    stored: np.ndarray,
-    visible: np.ndarray,
-    scaling: float,
-    out: np.ndarray,
-    first: int,
-    last: int,
-) -> None:
+def some_heads(given: tuple, out: np.ndarray, first: int, last: int) -> None:
     """Attention of the pairs of a row and a head with the numbers first..last.
 
     Args:
-        queries, out: [rows, new, heads, size].
-        shared: heads of keys and values.
-        cache: addresses of the keys and the values of all stored rows [n, shared, slots, size], and their slots.
-        stored: which of these each row reads [rows].
-        visible: [1 or rows, new, slots that are filled].
+        given: queries [rows, new, heads, size]; how many heads keys and values have; addresses of the keys and the
+            values of all stored rows [n, such heads, slots, size], and their slots; which of these each row reads
+            [rows]; which slots, of those that are filled, each token reads [1 or rows, new, slots]; and the scaling.
+        out: [rows, new, heads, size].
     """
+    queries, shared, cache, stored, visible, scaling = given
     new, heads, size = queries.shape[1:]
     slots = visible.shape[2]
     own, scores = np.empty((new, size), np.float32), np.empty((new, slots), np.float32)
@@ -200,21 +190,11 @@ def some_heads(
 
 
 @compiled(nogil=True, parallel=True)
-def shared_heads(
-    queries: np.ndarray,
-    shared: int,
-    cache: np.ndarray,
-    stored: np.ndarray,
-    visible: np.ndarray,
-    scaling: float,
-    out: np.ndarray,
-    cores: int,
-) -> None:
+def shared_heads(given: tuple, out: np.ndarray, cores: int) -> None:
     """`some_heads` of all pairs, shared by several cores."""
-    pairs = queries.shape[0] * queries.shape[2]
+    pairs = out.shape[0] * out.shape[2]
     for core in numba.prange(cores):
-        first, last = pairs * core // cores, pairs * (core + 1) // cores
-        some_heads(queries, shared, cache, stored, visible, scaling, out, first, last)
+        some_heads(given, out, pairs * core // cores, pairs * (core + 1) // cores)
 
 
 @compiled(nogil=True, parallel=True)
@@ -287,10 +267,11 @@ def run_blocks(
             return
         queries, found = room[:q].reshape(rows, new, heads, head), room[q + 2 * kv : 2 * q + 2 * kv]
         read = found.reshape(rows, new, heads, head)
+        given = queries, shared, caches[block], stored, visible, scaling
         if cores > 1 and q * visible.shape[2] > ALONE:
-            shared_heads(queries, shared, caches[block], stored, visible, scaling, read, cores)
+            shared_heads(given, read, cores)
         else:
-            some_heads(queries, shared, caches[block], stored, visible, scaling, read, 0, rows * heads)
+            some_heads(given, read, 0, rows * heads)
         linear(address_of(found), count, own[3:4], kind, address_of(near), cores)
         states += near
         normed(states, norms[block, 1], epsilons[block, 1], own[4:6], kind, address_of(near), address_of(room), cores)

@@ -5,6 +5,7 @@ import gc
 import weakref
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -17,7 +18,7 @@ import eelib
 from checks.tiny import randomize
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding import drafters
-from eelib.models import fused_blocks, products
+from eelib.models import block_kernels, fused_blocks, products
 from eelib.models.attention import use_grouped_attention
 from eelib.models.fused_blocks import BlockForm, FusedBlock, FusedNetwork, use_fused_blocks
 from eelib.models.kv_cache import growing_cache
@@ -35,6 +36,8 @@ OTHERS = {
     "scaled residuals": hf.GraniteConfig(**HEADS, residual_multiplier=0.6),
     "angles of half a head": hf.StableLmConfig(**HEADS),
     "blocks in parallel": hf.GPTNeoXConfig(**WIDE, vocab_size=50),
+    "another activation": hf.LlamaConfig(**HEADS, hidden_act="gelu"),
+    "small heads": hf.LlamaConfig(**HEADS | {"head_dim": 8}),
     "another attention": hf.GraniteConfig(**HEADS, attn_implementation="eager"),
 }
 TEXT, STEPS = [[7, 3, 9, 30, 2, 8, 1], [4, 4, 11, 0, 23, 6, 5]], [3, 1, 2, 1]  # tokens, and how many of them a call has
@@ -100,6 +103,28 @@ def test_logits_are_as_near_as_the_networks(form, fits, cores, calls):
     for padded in (True, False):
         assert_as_near(run(made, padded), run(network, padded), run(exact, padded))
     assert len(calls) == 2 * len(STEPS) * len(made.model.layers)
+
+
+def test_what_cores_share_is_as_near_as_torchs():
+    """Attention of two of three stored rows, in float64 beside torch's; and the activation, also far from 0."""
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randn(2, 5, 4, 16, generator=draw)
+    keys, values = torch.randn(2, 3, 2, 9, 16, generator=draw)  # of which 7 slots are filled
+    stored, visible = np.array([2, 0]), (torch.rand(2, 5, 7, generator=draw) > 0.4).index_fill(2, torch.tensor(6), True)
+    found, cache = np.empty((2, 5, 4, 16), np.float32), np.array([keys.data_ptr(), values.data_ptr(), 9])
+    given = (queries.numpy(), 2, cache, stored, visible.numpy(), np.float32(0.3))
+    block_kernels.shared_heads(given, found, 2)
+
+    def torchs(kind):
+        q, k, v = (part.to(kind) for part in (queries.transpose(1, 2), keys[stored, :, :7], values[stored, :, :7]))
+        return nn.functional.scaled_dot_product_attention(q, k, v, visible[:, None], scale=0.3, enable_gqa=True)
+
+    plain, exact = (torchs(kind).transpose(1, 2) for kind in (torch.float32, torch.float64))
+    assert_as_near(torch.from_numpy(found), plain, exact)
+    gate, up = 100 * torch.randn(1001, generator=draw), torch.randn(1001, generator=draw)
+    plain, exact = nn.functional.silu(gate) * up, nn.functional.silu(gate.double()) * up
+    block_kernels.shared_activate(gate.numpy(), up.numpy(), 2)
+    assert_as_near(gate, plain, exact)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -167,8 +167,7 @@ class Decoder:
             if layer < ran:
                 continue  # it ran together with those above it
             read = states
-            over = self.drafting is not None and self.drafting.ended  # the block's keys are not needed any more
-            if self.block and layer == self.block.layer and not over:  # of every token, once, on its way through
+            if self.block and layer == self.block_layer:  # of every token, once, on its way through
                 read = self.block(states, call.inputs.get("attention_mask"), call.inputs.get("past_key_values"))
             new: Exits = {}
             if layer in self.gate.layers and self.gate.sequences:
@@ -182,10 +181,15 @@ class Decoder:
             self.batch.store(running, model.layers, states)
         self.finish(group, running, states, exits, prefill)
 
+    @property
+    def block_layer(self) -> int:
+        """The layer after which a trained block reads; 0 without one, or once drafting has ended."""
+        return self.block.layer if self.block and not (self.drafting and self.drafting.ended) else 0
+
     def next_stop(self, layer: int, group: list[DecodedSequence]) -> int:
         """The first layer from `layer` on where the gate is asked, a trained block reads, or pending tokens join."""
         stops = set(self.gate.layers) if self.gate.sequences else set()
-        stops |= {self.block.layer} if self.block else set()
+        stops |= {self.block_layer} if self.block_layer else set()
         stops |= {token.depth for sequence in group for token in sequence.pending}
         return min((stop for stop in stops if stop >= layer), default=self.model.layers)
 
