@@ -133,6 +133,8 @@ def test_the_readme_says_what_the_study_found(pages):
     rows = [row for row in measured("race")["rows"] if row["kind"] == "lossless" and row["batch"] == 1]
     best = pd.DataFrame(rows).groupby("task")["times_plain"].max()
     assert f"{best.min():.2f} to {best.max():.2f} times as fast" in readme
+    block = [row["times_plain"] for row in rows if row["method"] == "block"]
+    assert f"{min(block):.2f} to {max(block):.2f} times plain decoding's speed" in readme and max(block) < 1
 
 
 def is_written(value: float, written: str) -> bool:
