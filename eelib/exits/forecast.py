@@ -144,7 +144,9 @@ class Forecast:
         tokens = sum((goes_on * right) ** number for number in range(self.draft + 1))  # of a round, per row
         spent = 0.0
         for made in range(self.draft + 1):
-            verifying = costs.verifying(batch * (1 + made), batch, shared)
+            rows = batch * (1 + made)  # drafts do not run again the blocks up to their exits; the newest tokens do
+            verifying = costs.upto(batch, shared, 0) + costs.whole(rows) - costs.upto(rows, shared, 0)
+            verifying += costs.upto(rows, 0, 0) if made else 0.0
             chance = goes_on**made * (1 - goes_on if made < self.draft else 1.0)
             spent += chance * (made * drafting + verifying + (asking if made < self.draft else 0.0))
         return float(prompts + steps / tokens * spent)

@@ -28,18 +28,21 @@ class Call:
     """One call of the network.
 
     Attributes:
-        inputs: the network's arguments.
-        arguments: of each block: positional arguments, named ones, and the states among them.
+        arguments: of each block: positional arguments, named ones, and the states among them; only of block 1 where
+            those of the others are known to be alike.
         embeddings: states that enter block 1, [rows, new, hidden_size].
         first: the states after block 1, where it ran in `prepare`; else None.
         alike: whether all blocks get the same arguments beside the states, and none has a hook; None: not known yet.
     """
 
-    inputs: dict[str, Any]
     arguments: list[tuple[tuple, dict, Tensor]] = field(default_factory=list)
     embeddings: Tensor = field(default_factory=lambda: torch.empty(0))
     first: Tensor | None = None
     alike: bool | None = None
+
+    def of_block(self, layer: int) -> tuple[tuple, dict, Tensor]:
+        """The arguments of block `layer`."""
+        return self.arguments[min(layer, len(self.arguments)) - 1]
 
 
 class BlockRunner:
@@ -50,6 +53,7 @@ class BlockRunner:
         self.preparing: Call | None = None
         self.fused: FusedNetwork | None = None  # where all blocks are fused
         self.output: Any = None  # what block 1 gave when it last ran: the form of a block's output
+        self.first_only = False  # whether a call ends at block 1, since the blocks of the one before it were alike
 
     @contextmanager
     def open(self) -> Iterator["BlockRunner"]:
@@ -59,11 +63,15 @@ class BlockRunner:
             before: list[Any] = [block.__dict__.get("forward") for block in blocks]
             numbers = [way.number for way in before if isinstance(way, FusedBlock)]
             self.fused = before[0].network if numbers == [*range(len(blocks))] else None
+            if self.fused:
+                self.fused.trusted = self.fused.unchanged()  # once for all calls: nothing changes weights meanwhile
             try:
                 for layer, block in enumerate(blocks, 1):
                     block.__dict__["forward"] = self.recorded(layer, block.forward)
                 yield self
             finally:
+                if self.fused:
+                    self.fused.trusted = False
                 for block, forward in zip(blocks, before):
                     block.__dict__.pop("forward", None)
                     if forward is not None:
@@ -84,7 +92,7 @@ class BlockRunner:
                     output = forward(*args, **kwargs)
                     call.first = output_of(output)
                     self.output = with_tensor(output, call.first, call.first[:0])  # the form alone: states are large
-            if layer == self.model.layers:
+            if layer == self.model.layers or self.first_only:
                 raise EndOfRun  # so that the head does not run
             return with_tensor(self.output, output_of(self.output), states)
 
@@ -92,12 +100,13 @@ class BlockRunner:
 
     def prepare(self, inputs: dict[str, Any]) -> Call:
         """Run all of one call of the network but its blocks."""
-        self.preparing = call = Call(inputs)
+        self.preparing = call = Call()
         try:
             with suppress(EndOfRun):
                 self.model.network(**inputs)
         finally:
             self.preparing = None
+        self.first_only = self.fused is not None and one_kind(self.model.network.config) and self.alike(call)
         return call
 
     def run(self, call: Call, layer: int, states: Tensor, last: int = 0) -> Tensor:
@@ -137,7 +146,12 @@ class BlockRunner:
 
     def call_block(self, call: Call, layer: int, states: Tensor) -> Any:
         """The whole output of block `layer`, with `states` in place of the recorded ones in its arguments."""
-        args, kwargs, recorded = call.arguments[layer - 1]
+        args, kwargs, recorded = call.of_block(layer)
         args = tuple(states if value is recorded else value for value in args)
         kwargs = {name: states if value is recorded else value for name, value in kwargs.items()}
         return self.model.blocks[layer - 1](*args, **kwargs)
+
+
+def one_kind(config: Any) -> bool:
+    """Whether a config says that all layers are of one kind, so that they get the same mask at any length."""
+    return len(set(getattr(config, "layer_types", None) or [""])) == 1

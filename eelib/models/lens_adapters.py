@@ -112,20 +112,33 @@ class DraftBlock(nn.Module):
         """The ids [n] of the tokens that it can draft."""
         return self.get_buffer("tokens").long()
 
-    def forward(self, states: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """The states after this block, of states [rows, new, hidden_size].
+    def forward(self, states: Tensor) -> Tensor:
+        """The states after this block, of those of whole texts [rows, length, hidden_size]."""
+        whole = torch.ones(1, states.shape[1], dtype=torch.long, device=states.device)
+        return self.at(states, whole.cumsum(1) - 1, visible(whole, states.shape[1]))
 
-        `mask` [rows, old + new]: 0 where a row is padded; None: nowhere. `cache`: with the keys and values of the old
-        tokens, in one more layer than the model has; None: there are no old tokens.
+    def in_call(self, states: Tensor, arguments: tuple[tuple, dict, Tensor]) -> Tensor:
+        """The states after this block, of those after its layer in a call of the network.
+
+        `arguments`: what the next block gets, positional and named, and the states among them.
         """
-        if mask is None:
-            mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
-        mask, new = mask.to(states.device), states.shape[1]
-        places = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
-        return self.at(states, places, visible(mask, new), cache)
+        args, named, recorded = arguments
+        own = next(self.block.parameters()).dtype
+
+        def given(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(given, value))
+            value = states if value is recorded else value
+            return value.to(own) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        output = self.block(*map(given, args), **{name: given(value) for name, value in named.items()})
+        return output_of(output).to(states.dtype)
 
     def at(self, states: Tensor, places: Tensor, seen: Tensor, cache: Cache | None = None) -> Tensor:
-        """The block on states at positions `places` [rows, new]; `seen`: mask, bool [rows or 1, 1, new, old + new]."""
+        """The block on states at positions `places` [rows, new]; `seen`: mask, bool [rows or 1, 1, new, old + new].
+
+        `cache`: with the keys and values of the old tokens, in one more layer than the model has; None: there are none.
+        """
         wide = states.to(next(self.block.parameters()).dtype)
         rotations = self.rotations[0](wide, places)
         if not takes_booleans(self.model.network):

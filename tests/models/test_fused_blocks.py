@@ -16,7 +16,7 @@ from torch import nn
 
 import eelib
 from checks.tiny import randomize
-from checks.tiny_texts import PROMPTS
+from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.exits.decoding import drafters
 from eelib.models import block_kernels, fused_blocks, products
 from eelib.models.attention import use_grouped_attention
@@ -231,6 +231,23 @@ def test_decoding_stays(setup, size, tmp_path, monkeypatch, eos):
     for column in ("token_id", "exit_layer", "layers_run"):
         assert by_sequence(outputs[0], column) == by_sequence(outputs[1], column)
     assert setup in POLICIES or max(together) == made.layers
+
+
+def test_blocks_with_other_masks_are_told_apart(tmp_path, eos):
+    """A window of 5 tokens at one of three layers, which matters from the sixth token on."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    form = HEADS | dict(vocab_size=len(tokenizer_for("causal")), max_position_embeddings=64)
+    network = network_of(hf.Qwen2Config(**form, use_sliding_window=True, sliding_window=5, layer_types=kinds))
+    folder = tmp_path / "qwen2"
+    network.save_pretrained(folder)
+    tokenizer_for("causal").save_pretrained(folder)
+    made, plain = (eelib.load_model(str(folder), device="cpu", fast_products=own) for own in (True, False))
+    assert all(isinstance(vars(block)["forward"], FusedBlock) for block in made.blocks)
+    for model in (made, plain):
+        eos(model, {model.vocab_size + 1})
+    way = dict(exit_layers=(len(kinds),), kv_policy="full", batch_size=1, max_new_tokens=16)
+    outputs = [eelib.generate(model, PROMPTS, **way) for model in (made, plain)]
+    assert by_sequence(outputs[0]) == by_sequence(outputs[1])
 
 
 @pytest.mark.parametrize("kind", [hf.DynamicCache, growing_cache])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 import eelib
-from eelib.models.lens_adapters import DraftBlock, Translators
+from eelib.models.lens_adapters import DraftBlock, Translators, visible
 from recipes import losses, minilm, pocket_llama, pocket_t5
 from recipes.batches import Text
 from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
@@ -325,7 +325,9 @@ def test_drafts_in_a_row_at_once_are_those_one_after_the_other(model_of):
         cache = DynamicCache()
         given, fed = features[:, : first - 1], ids[None, 1:first]
         for step in range(3):
-            made_now = found.features(found(found.joined(given, fed), torch.ones(1, first - 1 + step).long(), cache))
+            places, seen = torch.arange(first - 1 + step)[None], torch.ones(1, first - 1 + step).long()
+            new = found.joined(given, fed)
+            made_now = found.features(found.at(new, places[:, -len(fed[0]) :], visible(seen, len(fed[0])), cache))
             given, fed = made_now[:, -1:], ids[None, first + step : first + step + 1]
             torch.testing.assert_close(found.logits(given)[0, 0], at_once[step][first + step - 4], atol=1e-4, rtol=1e-4)
 

@@ -5,6 +5,8 @@ A trained block reads some rows of the head only: those of the tokens that the m
 2025), and of the prompts' tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -17,12 +19,10 @@ from eelib.common.errors import InputError
 from eelib.common.files import data_folder
 from eelib.common.values import check_whole
 from eelib.exits.decoding.drafts import FIRST, MOST, Drafting, ModelDrafts
-from eelib.exits.decoding.gate_runner import ExitDecision, Exits, GateRunner
 from eelib.exits.decoding.pass_costs import PassCosts, expected_speed_up, pass_costs
-from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
-from eelib.models.block_runner import BlockRunner
+from eelib.exits.decoding.sequences import Batch, DecodedSequence
+from eelib.models.block_runner import BlockRunner, Call
 from eelib.models.fused_blocks import use_fused_blocks
-from eelib.models.kv_cache import CacheView
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, visible
 from eelib.models.model import Model
 from eelib.models.probe import in_turn
@@ -78,15 +78,21 @@ def draft_head(model: Model, block: DraftBlock) -> DraftHead:
     return found
 
 
-class LayerDrafts(GateRunner, ModelDrafts):
-    """Drafts of one inner layer, read through the bare head or through a trained block and its rows of the head. A
-    draft is an exit at this layer.
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(token ids [n], the probability of each) by logits [n, V]."""
+    logits = logits.float()
+    best, ids = logits.max(-1)
+    return ids, (best - logits.logsumexp(-1)).exp()
+
+
+class LayerDrafts(ModelDrafts):
+    """Drafts of one inner layer, read through the bare head or through a trained block and its rows of the head.
+
+    The pass that verifies drafts runs these layers again: a few more rows cost less than one more call.
     """
 
     def __init__(self, model: Model, layer: int, block: DraftBlock | None = None):
-        super().__init__(model, None)
-        self.layer = self.shared = layer
-        self.layers = frozenset({layer})
+        self.model, self.layer = model, layer
         self.block, self.head = block, draft_head(model, block) if block else None
         if block:
             self.expected = block.accepted
@@ -94,30 +100,24 @@ class LayerDrafts(GateRunner, ModelDrafts):
             use_fused_blocks(block)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
-        return costs.upto(rows, self.layer + bool(self.block), self.head.share if self.head else 1.0)
+        own = costs.begin if self.block else 0.0
+        return own + costs.upto(rows, self.layer + bool(self.block), self.head.share if self.head else 1.0)
 
-    def begin_prompts(self, prompts: list[list[int]]) -> None:
+    @contextmanager
+    def open(self, prompts: list[list[int]], blocks: BlockRunner) -> Iterator[None]:
+        self.blocks = blocks
         if self.head:
             self.head.begin(prompts)
+        yield
 
-    def begin(self, sequences: list[DecodedSequence]) -> None:
-        """Set the sequences that draft one more token."""
-        self.sequences, self.head_reads = list(sequences), 0
-
-    def decide(self, layer: int, states: Tensor, read: Tensor) -> Exits:
-        """All sequences exit. `read`: their states [n, hidden_size] after the trained block, if there is one."""
-        if self.head:
-            ids, chance = self.head.best(self.model.unembed.normed(read))
+    def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
+        call, states = last_states(self.blocks, batch, group, self.layer)
+        if self.block and self.head:
+            states = self.block.in_call(states, call.of_block(self.layer + 1))
+            found = self.head.best(self.model.unembed.normed(states[:, -1]))
         else:
-            logits = self.model.unembed(self.model.read_through_at(layer, read)).float()
-            best, ids = logits.max(-1)
-            chance = (best - logits.logsumexp(-1)).exp()
-        tokens, scores, sequences = ids.tolist(), chance.tolist(), self.sequences
-        self.sequences = []
-        return {
-            sequence: ExitDecision(layer, tokens[row], scores[row], 1, states[row].clone())
-            for row, sequence in enumerate(sequences)
-        }
+            found = likeliest(self.model.unembed(self.model.read_through_at(self.layer, states[:, -1])))
+        self.emit(group, *found, eos_ids)
 
 
 class FeatureDrafts(ModelDrafts):
@@ -126,8 +126,6 @@ class FeatureDrafts(ModelDrafts):
     Its keys and values are the extra layer of the batch's cache. For verified tokens it reads the true states; for
     drafts its own outputs, until a pass has verified them.
     """
-
-    stores_kv = True
 
     def __init__(self, model: Model, block: DraftBlock):
         self.model, self.reader, self.layer = model, block, model.layers
@@ -138,9 +136,11 @@ class FeatureDrafts(ModelDrafts):
     def seconds(self, costs: PassCosts, rows: int) -> float:
         return costs.upto(rows, 1, self.head.share)
 
-    def begin_prompts(self, prompts: list[list[int]]) -> None:
+    @contextmanager
+    def open(self, prompts: list[list[int]], blocks: BlockRunner) -> Iterator[None]:
         self.head.begin(prompts)
         self.features: dict[DecodedSequence, tuple[int, Tensor]] = {}  # position of the first, [n, hidden_size]
+        yield
 
     def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
         for (sequence, count), own in zip(running.items(), states):
@@ -163,23 +163,19 @@ class FeatureDrafts(ModelDrafts):
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
         made = self.reader.at(self.reader.joined(features, tokens), places, visible(mask, width), batch.cache.cache)
         made = self.reader.features(made[:, -1:].to(features.dtype))  # the block's own is float32; LayerNorm takes one
-        ids, chance = self.head.best(made[:, 0])
-        for sequence, token, score, feature in zip(group, ids.tolist(), chance.tolist(), made):
+        for sequence, feature in zip(group, made):
             self.features[sequence] = len(sequence.ids) - 1, feature
-            sequence.emit(DecodedToken(token, self.layer, 0, 1, score, drafted=True), eos_ids, verified=False)
+        self.emit(group, *self.head.best(made[:, 0]), eos_ids)
 
 
 class Int8Drafts(ModelDrafts):
-    """Drafts of all layers, with weights of 8 bits. The pass that verifies drafts overwrites the keys and values that
-    they stored in the model's own cache.
-    """
+    """Drafts of all layers, with weights of 8 bits."""
 
-    stores_kv, expected = True, INT8_RIGHT
+    expected = INT8_RIGHT
 
     def __init__(self, model: Model, batch_size: int):
         self.model, self.layer = int8_model(model), model.layers
         self.costs = pass_costs(self.model, batch_size)
-        self.blocks = BlockRunner(self.model, CacheView(0, 0))
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         return self.costs.whole(rows)
@@ -187,17 +183,21 @@ class Int8Drafts(ModelDrafts):
     def chance(self, score: float) -> float:
         return max(score, self.expected[0])
 
+    @contextmanager
+    def open(self, prompts: list[list[int]], blocks: BlockRunner) -> Iterator[None]:
+        with BlockRunner(self.model, blocks.view).open() as self.blocks:
+            yield
+
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
-        batch.align(group)
-        self.blocks.view = batch.cache.view
-        with self.blocks.open():
-            call = self.blocks.prepare(batch.inputs(dict.fromkeys(group, 1)))
-            states = self.blocks.run(call, 1, call.embeddings, self.layer)
-        logits = self.model.unembed(states[:, -1]).float()
-        best, ids = logits.max(-1)
-        for sequence, token, score in zip(group, ids.tolist(), (best - logits.logsumexp(-1)).exp().tolist()):
-            draft = DecodedToken(token, self.layer, 0, 1, score, drafted=True)
-            sequence.emit(draft, eos_ids, verified=False)
+        _, states = last_states(self.blocks, batch, group, self.layer)
+        self.emit(group, *likeliest(self.model.unembed(states[:, -1])), eos_ids)
+
+
+def last_states(blocks: BlockRunner, batch: Batch, group: list[DecodedSequence], layer: int) -> tuple[Call, Tensor]:
+    """(the call, states [n, 1, hidden_size] after `layer`) of the newest token of each sequence of a group."""
+    batch.align(group)
+    call = blocks.prepare(batch.inputs(dict.fromkeys(group, 1)))
+    return call, blocks.run(call, 1, call.embeddings, layer)
 
 
 def int8_model(model: Model) -> Model:
@@ -256,8 +256,8 @@ def check_draft_length(model: Model, length: int) -> None:
 @torch.inference_mode(False)  # which a caller may be in: a block's weights are to stay good for other calls
 def drafting_of(
     model: Model, draft: str | DraftBlock, length: int | None, batch_size: int
-) -> tuple[GateRunner, Drafting | None, str]:
-    """(gate runner; drafting, None for nothing; the draft's name) for the argument `draft` of `generate`.
+) -> tuple[Drafting | None, str]:
+    """(drafting, None for nothing; the draft's name) for the argument `draft` of `generate`.
 
     InputError for a draft that is unknown, or that the model does not have.
     """
@@ -270,7 +270,7 @@ def drafting_of(
     if length is not None:
         check_draft_length(model, length)
     if auto and not name:
-        return GateRunner(model, None), None, ""
+        return None, ""
     kind = name.removeprefix("prompt+")
     from_text = name in ("prompt", f"prompt+{kind}")
     drafts: LayerDrafts | FeatureDrafts | Int8Drafts | None = None
@@ -288,8 +288,7 @@ def drafting_of(
         drafts = Int8Drafts(model, batch_size)
     elif name != "prompt":
         raise InputError(f"draft={draft!r} is not known; allowed: {', '.join(DRAFTS)}, a trained block, None")
-    gate = drafts if isinstance(drafts, LayerDrafts) else GateRunner(model, None)
-    return gate, Drafting(costs, from_text, drafts, length), name
+    return Drafting(costs, from_text, drafts, length), name
 
 
 def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
@@ -300,18 +299,19 @@ def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
         return ""
     found, best = "prompt", GAIN
     for kind in KINDS:
-        right, shared = INT8_RIGHT, 0
+        right = INT8_RIGHT
         try:
             if kind == "int8":
                 made = pass_costs(int8_model(model), sequences).whole(sequences)
             else:
                 block = trained_block(model, kind)
-                right, shared = block.accepted or (FIRST,), 0 if kind == "features" else block.layer
-                made = costs.upto(sequences, 1 + shared, len(block.ids) / model.vocab_size)
+                right, inner = block.accepted or (FIRST,), 0 if kind == "features" else block.layer
+                made = costs.upto(sequences, 1 + inner, len(block.ids) / model.vocab_size)
+                made += costs.begin if inner else 0.0
         except InputError:
             continue
         right += right[-1:] * (MOST - len(right))
-        speed_up, _ = expected_speed_up(costs, right, made, shared, sequences, int(kind == "block"))
+        speed_up, _ = expected_speed_up(costs, right, made, sequences, kind == "block")
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

@@ -7,7 +7,8 @@ guessed to follow again (prompt lookup, Saxena 2023). A model's draft is made on
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from operator import mul
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from eelib.exits.decoding.pass_costs import PassCosts
 from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
+from eelib.models.block_runner import BlockRunner
 from eelib.models.lens_adapters import DraftBlock
 
 MOST = 15  # drafts of one sequence in a round
@@ -82,17 +84,12 @@ class ModelDrafts:
 
     Attributes:
         layer: the layer whose readout a draft is.
-        shared: where a draft is an exit of the network's own blocks, the blocks that it has run, and that verifying it
-            does not run again; else 0.
         expected: the expected shares of first, second ... drafts in a row that are right; empty: not known.
-        stores_kv: whether drafts store keys and values in the batch's cache, in one more layer or over the model's.
         block: the trained block after `layer` that runs in each pass, the verifying ones, too; None without one.
     """
 
     layer: int
-    shared: int = 0
     expected: tuple[float, ...] = ()
-    stores_kv: bool = False
     block: DraftBlock | None = None
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
@@ -103,14 +100,27 @@ class ModelDrafts:
         """The expected share of right drafts among those to which the model gave the probability `score`."""
         return min(max(score, 0.0), 1.0)
 
-    def begin_prompts(self, prompts: list[list[int]]) -> None:
-        """Begin a batch."""
+    @contextmanager
+    def open(self, prompts: list[list[int]], blocks: BlockRunner) -> Iterator[None]:
+        """Drafts are made while this is open, for one batch; `blocks` runs the model's blocks."""
+        yield
 
     def observe(self, running: dict[DecodedSequence, int], states: Tensor) -> None:
         """Take the last layer's states [rows, new, hidden_size] of a pass; `running`: its sequences' tokens."""
 
     def next(self, batch: Batch, group: list[DecodedSequence], eos_ids: set[int]) -> None:
-        """Draft one more token of each sequence of a group; not called where drafts are exits of the network."""
+        """Draft one more token of each sequence of a group.
+
+        Keys and values go into the batch's cache: into one more layer, or into the model's own, where the pass that
+        verifies drafts writes the true ones.
+        """
+        raise NotImplementedError
+
+    def emit(self, group: list[DecodedSequence], ids: Tensor, chance: Tensor, eos_ids: set[int]) -> None:
+        """Put a draft at the end of each sequence; `chance` [n]: the probability that the model gives to `ids` [n]."""
+        for sequence, token, score in zip(group, ids.tolist(), chance.tolist()):
+            draft = DecodedToken(token, self.layer, 0, 1, score, drafted=True)
+            sequence.emit(draft, eos_ids, verified=False)
 
 
 class Drafting:
@@ -198,15 +208,14 @@ class Drafting:
         """Seconds that a right draft saves, times SURE. Less in a batch, which lasts as long as its longest output."""
         return SURE[source] * self.share * self.costs.whole(self.rows) / self.rows**1.5
 
-    def verifying(self, width: int, shared: int = 0) -> float:
-        """Seconds of a pass that verifies `width` drafts of each sequence; drafted tokens have run `shared` blocks."""
-        block = bool(self.drafts and self.drafts.block)
-        return self.costs.verifying(self.rows * (1 + width), self.rows, shared, block)
+    def verifying(self, width: int) -> float:
+        """Seconds of a pass that verifies `width` drafts of each sequence."""
+        return self.costs.verifying(self.rows * (1 + width), bool(self.drafts and self.drafts.block))
 
-    def widen(self, width: int, shared: int = 0) -> None:
+    def widen(self, width: int) -> None:
         """Add to `spent` the seconds of verifying `width` drafts of each sequence instead of fewer."""
         if width > self.width:
-            self.spent += self.verifying(width, shared) - self.verifying(self.width, shared)
+            self.spent += self.verifying(width) - self.verifying(self.width)
             self.width = width
 
     def guess(self, sequences: list[DecodedSequence], eos_ids: set[int]) -> None:
@@ -262,7 +271,7 @@ class Drafting:
         if some:
             self.made += 1
             self.spent += self.drafts.seconds(self.costs, len(some))
-            self.widen(self.made, self.drafts.shared)
+            self.widen(self.made)
         return some
 
     def right(self) -> float:
@@ -275,7 +284,7 @@ class Drafting:
         assert self.drafts
         saved = self.value("model") * self.right() * sum(self.chances[s] for s in some)
         more = max(self.made + 1, self.width)
-        more_verified = self.verifying(more, self.drafts.shared) - self.verifying(self.width, self.drafts.shared)
+        more_verified = self.verifying(more) - self.verifying(self.width)
         if not self.made:  # without any, a trained block need not run
             more_verified += self.verifying(0) - self.costs.whole(self.rows)
         return self.made < MOST and saved > self.drafts.seconds(self.costs, len(some)) + more_verified

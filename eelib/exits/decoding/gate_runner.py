@@ -146,13 +146,11 @@ class GateRunner:
         """The gate's last score of each sequence that has not exited in this step."""
         return dict(zip(self.sequences, self.score.tolist())) if self.sequences else {}
 
-    def ask(self, layer: int, states: Tensor, read: Tensor) -> list[bool]:
-        """Whether each of the n tokens exits, from states [n, hidden_size].
-
-        `read`: the states after a trained block; without one, the same states. The program waits for the device once,
-        if a token might exit.
+    def ask(self, layer: int, states: Tensor) -> list[bool]:
+        """Whether each of the n tokens exits, from states [n, hidden_size]. The program waits for the device once, if a
+        token might exit.
         """
-        read = self.model.read_through_at(layer, read)
+        read = self.model.read_through_at(layer, states)
         readout, head = LazyReadout(self.model, read), SeenHead(self.model.unembed)
         given = (self.positions, readout, read, cast(Head, head), self.token_before, self.exit_before)
         seen = LayerOutput(layer, self.model.layers, *given)
@@ -164,9 +162,9 @@ class GateRunner:
         self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
         return exits
 
-    def decide(self, layer: int, states: Tensor, read: Tensor) -> Exits:
+    def decide(self, layer: int, states: Tensor) -> Exits:
         """The decisions of those `sequences` whose newest token exits at `layer`; arguments as in `ask`."""
-        exits = self.ask(layer, states, read)
+        exits = self.ask(layer, states)
         rows = [row for row, exited in enumerate(exits) if exited]
         if not rows:
             return {}
@@ -235,9 +233,9 @@ class OracleGate(GateRunner):
         super().begin(sequences)
         self.answers: list[tuple[int, list[int], Tensor]] = []  # layer, top-1 of each sequence, states
 
-    def decide(self, layer: int, states: Tensor, read: Tensor) -> Exits:
+    def decide(self, layer: int, states: Tensor) -> Exits:
         """Store the layer's top-1; nothing exits yet."""
-        self.ask(layer, states, read)
+        self.ask(layer, states)
         tokens, self.head_reads = self.tokens(self.rows)
         self.answers.append((layer, tokens, states.clone()))  # not the whole prompt's, of which these are a part
         return {}

@@ -131,7 +131,8 @@ def generate(
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
         self_test(model, KV_POLICIES["verified"])
-        runner, drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)))
+        drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)))
+        runner = GateRunner(model, None)
         kv = KV_POLICIES["verified" if drafting else "full"]
     else:
         if policy is not None:

@@ -12,6 +12,7 @@ The prompt always runs all blocks.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +71,7 @@ class Decoder:
     Args:
         draft_length: most tokens that are drafted before they are verified.
         record: the drafts of a gate, of all batches; None where no gate drafts.
-        drafting: drafts in place of a gate's exits; `gate` is then its `LayerDrafts`, or asks at no layer.
+        drafting: drafts in place of a gate's exits; `gate` then asks at no layer.
     """
 
     def __init__(
@@ -92,16 +93,16 @@ class Decoder:
     def decode(self, prompts: list[list[int]], max_new_tokens: int) -> list[DecodedSequence]:
         """The sequences of the batch, in the order of their prompts (lists of token ids)."""
         self.gate.begin_batch()
-        stores = bool(self.drafting and self.drafting.drafts and self.drafting.drafts.stores_kv)
-        self.batch = Batch(self.model, prompts, max_new_tokens, stores, bool(self.block))
+        self.batch = Batch(self.model, prompts, max_new_tokens, bool(self.drafting and self.drafting.drafts))
         self.blocks = BlockRunner(self.model, self.batch.cache.view)
         self.verifier = Verifier(self.model, prompts)
         if self.drafting:
             self.drafting.begin(self.batch.sequences, prompts)
             self.plain = not (self.drafting.drafts or self.drafting.from_text)
-        with self.blocks.open():
+        with ExitStack() as opened:
+            opened.enter_context(self.blocks.open())
             if self.drafting and self.drafting.drafts:
-                self.drafting.drafts.begin_prompts(prompts)
+                opened.enter_context(self.drafting.drafts.open(prompts, self.blocks))
             for group in self.batch.groups():
                 self.step(group, prefill=True)
             finished = self.batch.drop_finished()
@@ -122,13 +123,10 @@ class Decoder:
         drafts = drafting.drafts
         while drafts and (some := drafting.wanted(self.batch.sequences)):
             for group in self.batch.groups(some):
-                if drafts.shared:
-                    self.step(group, draft=True)
-                else:
-                    drafts.next(self.batch, group, self.eos_ids)
+                drafts.next(self.batch, group, self.eos_ids)
             drafting.drafted(some)
 
-    def step(self, group: list[DecodedSequence], prefill: bool = False, draft: bool = False) -> None:
+    def step(self, group: list[DecodedSequence], prefill: bool = False) -> None:
         """Run one step: each sequence's newest token, and the pending tokens of sequences that go deep.
 
         A sequence that is draining has no newest token; only its pending ones run.
@@ -136,18 +134,17 @@ class Decoder:
         Args:
             group: sequences that share calls, aligned to one cache slot.
             prefill: run the whole prompt, through all layers.
-            draft: draft one more token of each sequence, as an exit.
         """
         model, kv = self.model, self.kv
         for sequence in group:
             sequence.start()
         self.batch.align(group)
-        self.gate.begin([sequence for sequence in group if self.may_exit(sequence, prefill, draft)])
+        self.gate.begin([sequence for sequence in group if self.may_exit(sequence, prefill)])
         stops = kv.stops and not prefill
         exits: Exits = {}
         stopped: set[DecodedSequence] = set()
         running: Counts = {}
-        call, states = Call({}), torch.empty(0)
+        call, states = Call(), torch.empty(0)
         ran = 0
         for layer in range(1, model.layers + 1):
             if layer > ran:
@@ -166,13 +163,12 @@ class Decoder:
                 states = self.blocks.run(call, layer, states, ran)
             if layer < ran:
                 continue  # it ran together with those above it
-            read = states
-            if self.block and layer == self.block_layer:  # of every token, once, on its way through
-                read = self.block(states, call.inputs.get("attention_mask"), call.inputs.get("past_key_values"))
+            if self.block and layer == self.block_layer:  # it stores keys and values of every token
+                self.block.in_call(states, call.of_block(layer + 1))
             new: Exits = {}
             if layer in self.gate.layers and self.gate.sequences:
                 rows = rows_of(self.gate.sequences, running)
-                new = self.gate.decide(layer, states[rows, -1], read[rows, -1])
+                new = self.gate.decide(layer, states[rows, -1])
                 exits |= new
             along = stops and layer < model.layers and exits.keys() - stopped
             if along and (self.ends(layer, group, running, stopped) or (new and self.saves(layer, running, exits))):
@@ -193,10 +189,8 @@ class Decoder:
         stops |= {token.depth for sequence in group for token in sequence.pending}
         return min((stop for stop in stops if stop >= layer), default=self.model.layers)
 
-    def may_exit(self, sequence: DecodedSequence, prefill: bool, draft: bool) -> bool:
+    def may_exit(self, sequence: DecodedSequence, prefill: bool) -> bool:
         """Whether the gate is asked about a sequence's newest token in this step."""
-        if self.drafting:
-            return draft
         if self.kv.verifies and (prefill or sequence.drafts >= self.draft_length):
             return False
         if self.record and self.record.ended:

@@ -33,7 +33,7 @@ from eelib.models.products import FewRows, Int8Products
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # new tokens of one sequence that are timed
 WIDTHS = (1, 2, 3, 4, 6, 8)  # and of each sequence of a batch
-VERSION = 4  # of what the files hold
+VERSION = 5  # of what the files hold
 PAST = 96  # tokens in the cache
 ROUNDS, LEAST, SECONDS = 5, 3, 1.5  # how often each number is timed, and how often at least if the time is over before
 FRESH = 3600  # seconds for which costs in a file hold: a virtual machine may be on another host later
@@ -51,6 +51,7 @@ class PassCosts:
         call: seconds of the network without its blocks and head, for each number.
         blocks: seconds of all L blocks.
         head: seconds of the head, read for each of the tokens.
+        begin: seconds that blocks in a row take beside the time of each, a part of `call`; so does a trained block.
     """
 
     layers: int
@@ -58,6 +59,7 @@ class PassCosts:
     call: tuple[float, ...]
     blocks: tuple[float, ...]
     head: tuple[float, ...]
+    begin: float = 0.0
 
     @cached_property
     def table(self) -> list[list[float]]:
@@ -76,22 +78,17 @@ class PassCosts:
         call, through, read = self.table
         return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at)
 
-    def verifying(self, rows: int, new: int, shared: float = 0, block: int = 0) -> float:
-        """Seconds of a pass that verifies drafts: of its `rows` tokens, all but `new` have run `shared` blocks before.
-
-        The new ones run these in a call of their own, before all go on together; they also run `block` trained blocks.
-        """
-        if not shared or rows == new:
-            return self.whole(rows) + self.upto(new, block, 0) - self.upto(new, 0, 0)
-        return self.upto(new, shared + block, 0) + self.whole(rows) - self.upto(rows, shared, 0) + self.upto(rows, 0, 0)
+    def verifying(self, rows: int, block: bool = False) -> float:
+        """Seconds of a pass that verifies drafts, with a trained block that reads all `rows` tokens, or without one."""
+        return self.upto(rows, self.layers + block) + block * self.begin
 
     def beside(self, batch: "PassCosts") -> "PassCosts":
         """A batch's costs, preceded by those of a single token, since a batch shrinks as its outputs end."""
-        parts = [
+        call, through, head = (
             tuple(np.maximum.accumulate([getattr(self, name)[0], *getattr(batch, name)]).tolist())
             for name in ("call", "blocks", "head")
-        ]
-        return PassCosts(self.layers, (1, *batch.rows), *parts)
+        )
+        return PassCosts(self.layers, (1, *batch.rows), call, through, head, batch.begin)
 
 
 def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
@@ -133,26 +130,26 @@ def stored(file: Path, layers: int) -> PassCosts | None:
     with suppress(OSError, StorageError, KeyError, IndexError, TypeError, ValueError):
         if time.time() - file.stat().st_mtime < FRESH:
             content = read_json(file)
-            rows, *parts = (tuple(content[name]) for name in ("rows", "call", "blocks", "head"))
-            numbers = np.array([rows, *parts])  # refuses lists of several lengths
+            rows, call, through, head = (tuple(content[name]) for name in ("rows", "call", "blocks", "head"))
+            numbers = np.array([rows, call, through, head])  # refuses lists of several lengths
             rises = (np.diff(numbers[0]) > 0).all() and (np.diff(numbers[1:]) >= 0).all()
-            starts = rows[0] >= 1 and numbers[:, 0].min() >= 0
-            if content["layers"] == layers and rises and starts and np.isfinite(numbers).all():
-                found = PassCosts(layers, rows, *parts)
+            begin = float(content["begin"])
+            starts = rows[0] >= 1 and min(begin, *numbers[:, 0]) >= 0
+            if content["layers"] == layers and rises and starts and np.isfinite([*numbers.flat, begin]).all():
+                found = PassCosts(layers, rows, call, through, head, begin)
     return found
 
 
 def expected_speed_up(
-    costs: PassCosts, right: Sequence[float], draft: float, shared: int = 0, sequences: int = 1, block: int = 0
+    costs: PassCosts, right: Sequence[float], draft: float, sequences: int = 1, block: bool = False
 ) -> tuple[float, int]:
     """The expected speed-up of drafts over plain decoding, without prompts, at the best number of drafts.
 
     Args:
         right: the probability that the first, the second ... draft of a round is right if those before it are.
         draft: seconds of one draft for all sequences.
-        shared: blocks that a drafted token has run, and that verifying it does not run again.
         sequences: the number of sequences that are decoded together.
-        block: 1 where drafts come from a trained block after `shared` blocks, which all tokens run.
+        block: whether a trained block after an inner layer drafts; it reads all tokens of the verifying passes, too.
 
     Returns:
         (speed-up, number of drafts); (1.0, 0) where no number of drafts saves time.
@@ -160,7 +157,7 @@ def expected_speed_up(
     best, plain, saved = (1.0, 0), costs.whole(sequences), 0.0
     for length, chance in enumerate(accumulate(right, mul), 1):
         saved += chance
-        verified = costs.verifying(sequences * (1 + length), sequences, shared, block)
+        verified = costs.verifying(sequences * (1 + length), block)
         speed_up = (1 + saved) * plain / (length * draft + verified)
         best = (speed_up, length) if speed_up > best[0] else best
     return best
@@ -183,16 +180,19 @@ def measured(model: Model, sequences: int = 1) -> PassCosts:
     alone = model.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if alone else time.perf_counter  # of one thread, other work on the machine is left out
     blocks = BlockRunner(model, batch.cache.view)
-    best = np.full((3, len(widths)), np.inf)
+    best = np.full((4, len(widths)), np.inf)
 
     def run(due: dict[DecodedSequence, int]) -> list[float]:
-        """Seconds of each part."""
+        """Seconds of the call, of all blocks, of the last block alone and of the head."""
         batch.align([*due])
         times = [clock()]
         call = blocks.prepare(batch.inputs(due))
         synchronize(model.device)
         times.append(clock())
         states = blocks.run(call, 1, call.embeddings, model.layers)
+        synchronize(model.device)
+        times.append(clock())
+        blocks.run(call, model.layers, states)
         synchronize(model.device)
         times.append(clock())
         model.unembed(states[:, -widths[-1] :].flatten(0, 1)).topk(2)
@@ -214,7 +214,8 @@ def measured(model: Model, sequences: int = 1) -> PassCosts:
                     del sequence.ids[-width:]
             if number_of_rounds >= LEAST and time.monotonic() > end:
                 break
-    call, through, head = np.maximum.accumulate(best, axis=1).tolist()
-    return PassCosts(
-        model.layers, tuple(sequences * width for width in widths), tuple(call), tuple(through), tuple(head)
-    )
+    before, every, last, read = best
+    begin = (last - (every - last) / max(model.layers - 1, 1)).clip(0, every)
+    parts = np.maximum.accumulate([before + begin, every - begin, read], axis=1).tolist()
+    call, through, head = map(tuple, parts)
+    return PassCosts(model.layers, tuple(sequences * width for width in widths), call, through, head, float(begin[0]))

@@ -130,7 +130,7 @@ def takes_holes(model: Model) -> bool:
 class Batch:
     """Sequences that are decoded together. Where padding changes a row, only rows of one length run in one call.
 
-    `stores_kv`: drafts store keys and values in the cache, too. `with_block`: the cache has one more layer, for a
+    `drafts`: a part of the model drafts, and stores keys and values in the cache, too, which has one more layer for a
     trained block.
     """
 
@@ -139,8 +139,7 @@ class Batch:
         model: Model,
         prompts: list[list[int]],
         max_new_tokens: int,
-        stores_kv: bool = False,
-        with_block: bool = False,
+        drafts: bool = False,
     ):
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
         self.window = model.context_length
@@ -152,9 +151,9 @@ class Batch:
         self.padded = self.writer.left and model.pads
         self.context = self.writer.context(prompts)
         capacity = max(s.prompt_length for s in self.sequences) + max(s.limit for s in self.sequences) + SLACK
-        self.moves = stores_kv or not takes_holes(model)  # tokens of a row lie in one piece
+        self.moves = drafts or not takes_holes(model)  # tokens of a row lie in one piece
         self.visible = torch.ones(len(prompts), capacity + SLACK, dtype=torch.bool, device=self.device)
-        self.cache = RaggedKVCache(model.layers, len(prompts), capacity, bool(self.context), stores_kv or with_block)
+        self.cache = RaggedKVCache(model.layers, len(prompts), capacity, bool(self.context), drafts)
 
     def groups(self, sequences: list[DecodedSequence] | None = None) -> list[list[DecodedSequence]]:
         """Groups of the sequences (None: all) that may share a call."""

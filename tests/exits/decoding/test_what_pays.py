@@ -36,11 +36,13 @@ def out_of_memory():
 def test_drafts_end_where_they_cost_more_than_they_save(draft, model_of, many, costs, monkeypatch, capsys):
     """And where they pay, they go on: the only difference is what a further token of a pass costs.
 
-    A trained block is read once, and tried without a cache; it reads prompts, and the text is searched, only where a
-    draft may pay, or drafts are asked for.
+    A trained block is read once; it reads prompts, and the text is searched, only where a draft may pay, or drafts are
+    asked for.
     """
-    model, ran, read, plain, load, guess = model_of("llama"), [], [], DraftBlock.at, drafters.load_draft, Ngrams.guess
-    monkeypatch.setattr(DraftBlock, "at", lambda *given: ran.extend([draft] * bool(given[-1])) or plain(*given))
+    model, ran, read, load, guess = model_of("llama"), [], [], drafters.load_draft, Ngrams.guess
+    for name in ("in_call", "joined"):
+        plain = getattr(DraftBlock, name)
+        monkeypatch.setattr(DraftBlock, name, lambda *given, plain=plain: ran.append(draft) or plain(*given))
     monkeypatch.setattr(Ngrams, "guess", lambda *given: ran.append(draft) or guess(*given))
     monkeypatch.setattr(drafters, "load_draft", lambda *given: read.append(draft) or load(*given))
     model.draft_blocks.clear()
@@ -173,15 +175,15 @@ def test_the_quickest_way_is_chosen_by_what_passes_cost(model_of, costs, monkeyp
 
 @pytest.mark.parametrize("draft", ["layer:1", "block"])
 def test_the_seconds_that_are_counted_are_those_of_the_calls_and_blocks_that_run(draft, model_of, eos, monkeypatch):
-    """A call costs 100, a block 1, whatever the number of tokens; the trained block, too. Prompts are left out."""
+    """A call costs 100, a block 1, whatever the number of tokens; the trained block 10 more. Prompts are left out."""
     model, ran = model_of("llama"), []
     eos(model, {model.vocab_size + 1})
-    flat = PassCosts(model.layers, (1, 512), (100.0, 100.0), (float(model.layers),) * 2, (0.0, 0.0))
+    flat = PassCosts(model.layers, (1, 512), (100.0, 100.0), (float(model.layers),) * 2, (0.0, 0.0), 10.0)
     monkeypatch.setattr(drafters, "pass_costs", lambda *_: flat)
     for of, name, seconds in (
         (BlockRunner, "prepare", 100),
         (BlockRunner, "call_block", 1),
-        (DraftBlock, "forward", 1),
+        (DraftBlock, "in_call", 11),
     ):
         plain = getattr(of, name)
         counted = lambda *given, plain=plain, seconds=seconds: ran.append(seconds) or plain(*given)  # noqa: E731
@@ -189,7 +191,7 @@ def test_the_seconds_that_are_counted_are_those_of_the_calls_and_blocks_that_run
     generate(model, ["a"], max_new_tokens=1)  # which tests, once, that the model can be stopped
     ran.clear()
     made = generate(model, PROMPTS[:1], draft=draft, draft_length=2, max_new_tokens=STEPS)
-    prompt = 100 + model.layers - 1 + (draft == "block")  # its first block runs while its call is prepared
+    prompt = 100 + model.layers - 1 + 11 * (draft == "block")  # its first block runs while its call is prepared
     assert made.sequences["drafted"].sum() > 2 and made.expected[1] == pytest.approx(sum(ran) - prompt)
 
 
@@ -198,11 +200,10 @@ def test_the_expected_speed_up_by_hand():
     costs = PassCosts(4, (1, 100), (0.0, 0.0), (4.0, 4.0), (0.0, 0.0))
     by_hand = [1.5 / 1.125, 1.75 / 1.25, 1.875 / 1.375]  # tokens of a round, and passes, of one draft and more
     assert expected_speed_up(costs, [0.5] * 3, 0.5) == pytest.approx((max(by_hand), 1 + by_hand.index(max(by_hand))))
-    # drafts of layer 1 of 4, which verifying shares: of the pass over two tokens three blocks run both
     costs, plain = PassCosts(4, (1, 2), (0.1, 0.1), (4.0, 6.0), (0.0, 0.0)), 4.1
-    for block in (0, 1):
-        found = expected_speed_up(costs, [1.0], 1.0, shared=1, block=block)
-        assert found == pytest.approx((2 * plain / (1 + 1.1 + block + 0.1 + 3 / 4 * 6), 1))
+    for block in (False, True):  # which reads both tokens of the verifying pass
+        found = expected_speed_up(costs, [1.0], 0.5, block=block)
+        assert found == pytest.approx((2 * plain / (0.5 + 0.1 + (4 + block) / 4 * 6), 1))
     assert expected_speed_up(costs, [0.1], 1.0) == (1.0, 0)
 
 
@@ -234,6 +235,7 @@ def test_costs_are_measured_once_an_hour_and_found_again(model_of, monkeypatch, 
     wrong = [{"layers": 9}, {"rows": []}, {"rows": 3}, {"rows": rows[::-1]}, {"rows": [0, *rows[1:]]}, {"head": None}]
     wrong += [{"head": head[1:]}, {"head": [str(seconds) for seconds in head]}, {"head": [[1.0]] * len(head)}]
     wrong += [{"head": [float("nan")] * len(head)}, {"head": [-1.0] * len(head)}, {"head": head[::-1]}]
+    wrong += [{"begin": begin} for begin in (None, float("nan"), -1.0)]
     damaged = ["{", "{}", "[]", *(json.dumps(right | part) for part in wrong)]
     for text, age in [*((text, 0) for text in damaged), (content, 2 * pass_costs.FRESH)]:
         file.write_text(text)
