@@ -17,7 +17,7 @@ TALL, DRAFTED, HEAD, MOST = 10, 8, 2.0, 15
 FLAT = {"layers": TALL, "rows": [1, 512], "call": [0.0, 0.0], "blocks": [float(TALL)] * 2, "head": [HEAD] * 2}
 
 
-def race(weights, right, off, drafted=100, repeats=(1.6, 1.7)):
+def race(weights, right, off, drafted=100, repeats=(1.6, 1.7), more=()):
     """Kept results in which `right` of 100 rounds of one draft are right, and forecasts are off by a share."""
     counts = {"drafted": drafted, "accepted": right, "passes": 110}
     own = {"kind": "lossless", "method": "block", "by_text": {name: [all_ // 10] * 10 for name, all_ in counts.items()}}
@@ -27,6 +27,9 @@ def race(weights, right, off, drafted=100, repeats=(1.6, 1.7)):
     own |= {"times_plain": repeats[0], "ratios": [*repeats], "forecast": repeats[0] * (1 + off), "seconds": [6.0, 6.2]}
     rows = [own, {"kind": "plain", "method": "plain", "seconds": [10.0, 10.4]}]
     rows.append({"kind": "part", "method": "prompts alone", "seconds": [2.0, 2.2]})
+    rows += [
+        own | dict(zip(("kind", "method", *counts), ("forced", "block, one draft a round", *given))) for given in more
+    ]
     forecast = kept_race("deep", weights, [], ()) | {"costs": {"1": FLAT, "16": FLAT}}
     return {"race": kept_race("deep", weights, rows, (1, 16)), "race_forecast": forecast}
 
@@ -112,6 +115,13 @@ def test_a_block_that_drafted_nothing_has_no_acceptance(map_page):
     assert "Whether drafts of an early layer save time is not decided" in found["answer"]
     assert "% of them are right." in found["answer"]
     assert not re.search(r"\bnan\b", shown, re.IGNORECASE)
+
+
+def test_drafts_in_each_round_are_what_is_said_of_a_block_that_seldom_drafts(map_page):
+    _, found, _ = map_page(lambda weights: race(weights, 0, 0.0, drafted=0, more=[(100, 90, 110)]))
+    answer = " ".join(found["answer"].split())
+    assert "Drafts of an early layer save time: one text" in answer and "90 of 100 were right" in answer
+    assert found["overall"]["error"]["estimate"] == 0.0
 
 
 def test_without_costs_the_page_says_why(map_page, monkeypatch):
