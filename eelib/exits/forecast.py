@@ -106,6 +106,7 @@ class Forecast:
         prompt: seconds of one prompt.
         of: model and task, for `print`.
         rows: rows of the head; with 1, a gate that reads some rows counts as one that reads all.
+        again: whether the pass that verifies drafts runs their blocks again, as for the argument `draft` of `generate`.
     """
 
     costs: PassCosts
@@ -117,6 +118,7 @@ class Forecast:
     prompt: float = 0.0
     of: str = ""
     rows: int = 1
+    again: bool = False
 
     @cached_property
     def speed_up(self) -> float:
@@ -144,9 +146,10 @@ class Forecast:
         tokens = sum((goes_on * right) ** number for number in range(self.draft + 1))  # of a round, per row
         spent = 0.0
         for made in range(self.draft + 1):
-            rows = batch * (1 + made)  # drafts do not run again the blocks up to their exits; the newest tokens do
-            verifying = costs.upto(batch, shared, 0) + costs.whole(rows) - costs.upto(rows, shared, 0)
-            verifying += costs.upto(rows, 0, 0) if made else 0.0
+            rows = batch * (1 + made)
+            verifying = costs.whole(rows)
+            if made and not self.again:  # the newest tokens run the blocks up to the drafts' exits in their own call
+                verifying += costs.upto(batch, shared, 0) - costs.upto(rows, shared, 0) + costs.upto(rows, 0, 0)
             chance = goes_on**made * (1 - goes_on if made < self.draft else 1.0)
             spent += chance * (made * drafting + verifying + (asking if made < self.draft else 0.0))
         return float(prompts + steps / tokens * spent)

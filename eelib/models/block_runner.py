@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
+from transformers import PretrainedConfig
 
 from eelib.models.fused_blocks import FusedBlock, FusedNetwork
 from eelib.models.kv_cache import CacheView
 from eelib.models.model import Model
-from eelib.models.probe import EndOfRun, in_turn, output_of, state_of, with_tensor
+from eelib.models.probe import EndOfRun, foreign_code, in_turn, output_of, state_of, with_tensor
 
 
 @dataclass
@@ -106,7 +107,8 @@ class BlockRunner:
                 self.model.network(**inputs)
         finally:
             self.preparing = None
-        self.first_only = self.fused is not None and one_kind(self.model.network.config) and self.alike(call)
+        if self.fused and not self.first_only:
+            self.first_only = self.alike(call) and one_kind(self.model.network.config)
         return call
 
     def run(self, call: Call, layer: int, states: Tensor, last: int = 0) -> Tensor:
@@ -152,6 +154,8 @@ class BlockRunner:
         return self.model.blocks[layer - 1](*args, **kwargs)
 
 
-def one_kind(config: Any) -> bool:
-    """Whether a config says that all layers are of one kind, so that they get the same mask at any length."""
-    return len(set(getattr(config, "layer_types", None) or [""])) == 1
+def one_kind(config: PretrainedConfig) -> bool:
+    """Whether a network's config says that all layers are of one kind, so that they get the same mask at any length."""
+    with foreign_code():
+        kinds = getattr(config.get_text_config(decoder=True), "layer_types", None)
+    return len(set(kinds or [""])) == 1

@@ -113,7 +113,7 @@ class DraftBlock(nn.Module):
         return self.get_buffer("tokens").long()
 
     def forward(self, states: Tensor) -> Tensor:
-        """The states after this block, of those of whole texts [rows, length, hidden_size]."""
+        """The states after this block, of those of whole texts [rows, length, hidden_size], as long as any window."""
         whole = torch.ones(1, states.shape[1], dtype=torch.long, device=states.device)
         return self.at(states, whole.cumsum(1) - 1, visible(whole, states.shape[1]))
 

@@ -107,9 +107,12 @@ def test_deferred_tokens_run_all_blocks_in_the_end():
     assert found == pytest.approx(1e6 + 3 * (2 + 10) + 3 * (9 + 3) + 3 * 52)
 
 
-@pytest.mark.parametrize("draft", [1, 3])
-def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft):
-    """A token drafts with a chance of 3 in 4 through layer 1 or 2, and is right with one of 2 in 3."""
+@pytest.mark.parametrize("draft, again", [(1, False), (3, False), (3, True)])
+def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft, again):
+    """A token drafts with a chance of 3 in 4 through layer 1 or 2, and is right with one of 2 in 3.
+
+    The verifying pass runs the drafts' blocks again, or does not.
+    """
     exits, agrees = [1, 1, 2, 4], [True, False, True, True]
     goes_on, right = 3 / 4, 2 / 3
     tokens = spent = 0.0
@@ -120,9 +123,10 @@ def test_rounds_of_drafts_are_the_mean_over_all_ways_in_which_they_go(draft):
             tokens += of_it * (1 + next((i for i, one in enumerate(outcome) if not one), made))
         calls = 2 if made else 1  # drafts have run some blocks; up to there the newest token runs alone
         verifying = 2 * calls + (4 / 3) * 10 + (4 - 4 / 3) * (10 + made) + 52 + 2 * made
+        verifying = 2 + 4 * (10 + made) + 52 + 2 * made if again else verifying
         spent += chance * (made * (2 + 10 * 4 / 3 + 52) + verifying + (52 if made < draft else 0))
     rule = ExitRule(gate_named("confidence"), exit_layers=(1,))
-    found = Forecast(COSTS, [plan(exits, agrees)], rule, "verified", draft=draft).seconds("verified", 1.0)
+    found = Forecast(COSTS, [plan(exits, agrees)], rule, "verified", draft=draft, again=again).seconds("verified", 1.0)
     assert found == pytest.approx(4 / tokens * spent)
 
 

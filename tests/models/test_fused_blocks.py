@@ -20,6 +20,7 @@ from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.exits.decoding import drafters
 from eelib.models import block_kernels, fused_blocks, products
 from eelib.models.attention import use_grouped_attention
+from eelib.models.block_runner import one_kind
 from eelib.models.fused_blocks import BlockForm, FusedBlock, FusedNetwork, use_fused_blocks
 from eelib.models.kv_cache import growing_cache
 
@@ -234,10 +235,15 @@ def test_decoding_stays(setup, size, tmp_path, monkeypatch, eos):
 
 
 def test_blocks_with_other_masks_are_told_apart(tmp_path, eos):
-    """A window of 5 tokens at one of three layers, which matters from the sixth token on."""
+    """A window of 5 tokens at one of three layers, which matters from the sixth token on; also where a config holds
+    that of its text network.
+    """
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     form = HEADS | dict(vocab_size=len(tokenizer_for("causal")), max_position_embeddings=64)
-    network = network_of(hf.Qwen2Config(**form, use_sliding_window=True, sliding_window=5, layer_types=kinds))
+    config = hf.Qwen2Config(**form, use_sliding_window=True, sliding_window=5, layer_types=kinds)
+    assert not one_kind(config) and not one_kind(hf.GotOcr2Config(text_config=config.to_dict()))
+    assert one_kind(hf.Qwen2Config()) and one_kind(FORMS["llama"])
+    network = network_of(config)
     folder = tmp_path / "qwen2"
     network.save_pretrained(folder)
     tokenizer_for("causal").save_pretrained(folder)

@@ -48,7 +48,7 @@ class PassCosts:
     Attributes:
         layers: L.
         rows: numbers of tokens, rising, of all sequences together.
-        call: seconds of the network without its blocks and head, for each number.
+        call: seconds of the network without its blocks and head, for each number, with `begin`.
         blocks: seconds of all L blocks.
         head: seconds of the head, read for each of the tokens.
         begin: seconds that blocks in a row take beside the time of each, a part of `call`; so does a trained block.
