@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
 
 from eelib.models.fused_blocks import FusedBlock, FusedNetwork
 from eelib.models.kv_cache import CacheView
@@ -108,7 +108,7 @@ class BlockRunner:
         finally:
             self.preparing = None
         if self.fused and not self.first_only:
-            self.first_only = self.alike(call) and one_kind(self.model.network.config)
+            self.first_only = self.alike(call) and one_kind(self.model.network)
         return call
 
     def run(self, call: Call, layer: int, states: Tensor, last: int = 0) -> Tensor:
@@ -154,8 +154,12 @@ class BlockRunner:
         return self.model.blocks[layer - 1](*args, **kwargs)
 
 
-def one_kind(config: PretrainedConfig) -> bool:
-    """Whether a network's config says that all layers are of one kind, so that they get the same mask at any length."""
+def one_kind(network: PreTrainedModel) -> bool:
+    """Whether all layers of a network get the same mask at any length: its config names one kind of layers, or none.
+
+    Where a short text needs no mask, a call does not show this. Only networks of transformers itself count, since in
+    foreign code a config need not say it.
+    """
     with foreign_code():
-        kinds = getattr(config.get_text_config(decoder=True), "layer_types", None)
-    return len(set(kinds or [""])) == 1
+        kinds = getattr(network.config.get_text_config(decoder=True), "layer_types", None)
+    return type(network).__module__.startswith("transformers.") and len(set(kinds or [""])) == 1

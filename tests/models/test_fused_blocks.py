@@ -235,15 +235,19 @@ def test_decoding_stays(setup, size, tmp_path, monkeypatch, eos):
 
 
 def test_blocks_with_other_masks_are_told_apart(tmp_path, eos):
-    """A window of 5 tokens at one of three layers, which matters from the sixth token on; also where a config holds
-    that of its text network.
+    """A window of 5 tokens at one of three layers, which matters from the sixth token on. A config may hold that of
+    its text network; foreign code need not say what its layers get.
     """
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     form = HEADS | dict(vocab_size=len(tokenizer_for("causal")), max_position_embeddings=64)
     config = hf.Qwen2Config(**form, use_sliding_window=True, sliding_window=5, layer_types=kinds)
-    assert not one_kind(config) and not one_kind(hf.GotOcr2Config(text_config=config.to_dict()))
-    assert one_kind(hf.Qwen2Config()) and one_kind(FORMS["llama"])
-    network = network_of(config)
+    network, foreign = network_of(config), type("Foreign", (hf.LlamaForCausalLM,), {"__module__": "remote"})
+    with torch.device("meta"):
+        of_text = hf.LlamaForCausalLM(FORMS["llama"])
+        others = [network, foreign(FORMS["llama"]), of_text]
+        assert one_kind(hf.LlamaForCausalLM(FORMS["llama"]))
+    of_text.config = hf.GotOcr2Config(text_config=config.to_dict())
+    assert not any(map(one_kind, others))
     folder = tmp_path / "qwen2"
     network.save_pretrained(folder)
     tokenizer_for("causal").save_pretrained(folder)
