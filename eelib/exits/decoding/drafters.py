@@ -37,6 +37,13 @@ INT8_MODELS: "WeakKeyDictionary[nn.Module, Model]" = WeakKeyDictionary()
 HEADS: "WeakKeyDictionary[nn.Module, DraftHead]" = WeakKeyDictionary()
 
 
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(token ids [n], the probability of each) by logits [n, V]."""
+    logits = logits.float()
+    best, ids = logits.max(-1)
+    return ids, (best - logits.logsumexp(-1)).exp()
+
+
 class DraftHead:
     """Some rows of a model's head: those of a block's own tokens, and of the tokens in the batch's prompts."""
 
@@ -66,7 +73,7 @@ class DraftHead:
         """(token ids [n], the probability of each among the rows) after normed states [n, hidden_size]."""
         features = features.to(self.weight.dtype)
         logits = torch.cat([self.rows(features), nn.functional.linear(features, self.more)], dim=-1)
-        chance, at = logits.float().softmax(-1).max(-1)
+        at, chance = likeliest(logits)
         return self.ids[at], chance
 
 
@@ -76,13 +83,6 @@ def draft_head(model: Model, block: DraftBlock) -> DraftHead:
     if found is None or not found.is_of(model):
         found = HEADS[block] = DraftHead(model, block)
     return found
-
-
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(token ids [n], the probability of each) by logits [n, V]."""
-    logits = logits.float()
-    best, ids = logits.max(-1)
-    return ids, (best - logits.logsumexp(-1)).exp()
 
 
 class LayerDrafts(ModelDrafts):
