@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from eelib.tasks.classification import LABELS
 from eelib.tasks.kind import Item, TaskKind
-from eelib.tasks.metrics import answer_stats, bleu, chrf, mean_of, normalised, repeated, rouge, scores_of, token_f1
+from eelib.tasks.metrics import answer_stats, bleu, chrf, mean_of, normalised, repeated, rouge, scores_of
 from eelib.tasks.structured import is_valid
 from eelib.tasks.task import KINDS, Task, load_task, task_of_rows
 from eestudy.study import quality_interval
@@ -40,26 +40,30 @@ def test_bleu_of_uneven_references_and_of_languages_without_spaces():
     assert bleu_of(["私は本が好き"], [["私は本が嫌い"]], "ja") > 20
 
 
-def test_f1_with_squads_normalisation():
-    assert normalised("The  cat's, an OLD  one!") == ["cats", "old", "one"]
-    assert token_f1("the cat sat", "a cat") == pytest.approx(2 * 1 / (2 + 1))
-    assert token_f1("cat cat", "cat dog") == pytest.approx(0.5)
-    assert token_f1("the", "a") == 1.0 and token_f1("the", "cat") == 0.0
-    assert scores_of(answer_stats(["cat", "dog"], [["a dog", "the cat"], ["bird"]]))["F1"] == 50.0
-
-
 @pytest.mark.parametrize(
-    "output, references, found",
+    "output, references, f1, containment",
     [
-        ("It was, I think, the red kite of Ann.", ["blue kite", "a red kite"], 100.0),
-        ("It was a reddish kite.", ["a red kite", "red"], 0.0),  # words, not letters
-        ("red and kite", ["red kite"], 0.0),  # side by side
-        ("the", ["a"], 0.0),  # nothing is left to be found
+        ("cat", ["a dog", "the cat"], 100, 100),  # the best reference counts
+        ("the cat sat", ["a cat"], 200 / 3, 100),
+        ("cat cat", ["cat dog"], 50, 0),
+        ("the", ["a"], 100, 0),  # nothing is left: the same, and nothing to be found
+        ("the", ["cat"], 0, 0),
+        ("It was a reddish kite.", ["red"], 0, 0),  # words, not letters
+        ("red and kite", ["red kite"], 80, 0),  # side by side
     ],
 )
-def test_containment(output, references, found):
-    both = scores_of(answer_stats([output, "red kite"], [references, ["kite"]]))
-    assert both["containment"] == (found + 100) / 2
+def test_answers_by_hand(output, references, f1, containment):
+    """SQuAD's words and token F1; each score is the mean over items."""
+    assert normalised("The  cat's, an OLD  one!") == ["cats", "old", "one"]
+    both = scores_of(answer_stats([output, "red kite"], [references, ["kite red"]]))
+    assert both == pytest.approx({"F1": (f1 + 100) / 2, "containment": containment / 2})
+
+
+def test_rouge():
+    """Hand-counted F-measures; the better of two references counts."""
+    got = scores_of(rouge(["the small dog runs"], [["the small cat runs"]]))
+    assert got == pytest.approx({"ROUGE-1": 75.0, "ROUGE-2": 100 / 3, "ROUGE-L": 75.0})
+    assert scores_of(rouge(["a dog"], [["nothing else", "a dogs"]]))["ROUGE-1"] == pytest.approx(100.0)
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 8))
@@ -71,30 +75,15 @@ def test_repeated_tokens_against_a_plain_loop(ids, length):
     assert repeated(ids).tolist() == repeated(ids, 8).tolist()
 
 
-def test_rouge():
-    """Hand-counted F-measures; the better of two references counts."""
-    got = scores_of(rouge(["the small dog runs"], [["the small cat runs"]]))
-    assert got == pytest.approx({"ROUGE-1": 75.0, "ROUGE-2": 100 / 3, "ROUGE-L": 75.0})
-    assert scores_of(rouge(["a dog"], [["nothing else", "a dogs"]]))["ROUGE-1"] == pytest.approx(100.0)
-
-
-@pytest.mark.parametrize(
-    "kind, metrics",
-    [
-        ("translation", {"BLEU", "chrF"}),
-        ("question_answering", {"F1", "containment"}),
-        ("summarization", {"ROUGE-1", "ROUGE-2", "ROUGE-L"}),
-    ],
-)
-def test_quality_and_baseline(kind, metrics, one_line):
+@pytest.mark.parametrize("kind", ["translation", "question_answering", "summarization"])
+def test_quality_and_baseline(kind, one_line):
     """A perfect output is above the baseline; an empty one and the baseline itself are not."""
     task = Task("t", kind, ["p"], [["the small dog sleeps here"]], ["s"], ["0"], baseline=KINDS[kind].baseline)
     perfect, nothing = task.quality(["the small dog sleeps here"]), task.quality([""])
-    assert perfect == pytest.approx(dict.fromkeys(metrics, 100.0)) and task.above_baseline(perfect)
+    assert perfect == pytest.approx(dict.fromkeys(perfect, 100.0)) and task.above_baseline(perfect)
     assert not any(task.above_baseline(quality) for quality in (nothing, task.baseline, {}))
     one_line(ValueError, "2 outputs for 1", lambda: task.quality(["a", "b"]))
-    poetry = Task("t", "poetry", ["p"], [["r"]], ["s"], ["0"])
-    one_line(ValueError, ("'poetry'", "translation"), lambda: poetry.quality(["x"]))
+    one_line(ValueError, ("'poetry'", "translation"), lambda: replace(task, kind="poetry").quality(["x"]))
 
 
 def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
@@ -102,7 +91,6 @@ def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
     same = TaskKind(
         name="copying",
         fields=("copy",),
-        examples=("copy",),
         fits=lambda fields: "copy" in fields,
         reader=lambda name, first: lambda row, i: Item(f"Copy: {row['copy']}", row["copy"], [row["copy"]], str(i)),
         item_stats=lambda task, outputs: {"same": mean_of([o == s for o, s in zip(outputs, task.sources)])},
@@ -114,7 +102,6 @@ def test_a_new_kind_of_task_is_one_record(tmp_path, monkeypatch):
     assert (task.kind, task.prompts, task.baseline) == ("copying", ["Copy: a", "Copy: bb"], {"same": 50.0})
     assert task.quality(["a", "b"]) == {"same": 50.0} and not task.above_baseline(task.quality(["a", "b"]))
     assert quality_interval(task, ["a", "bb"])["same"][:4] == (100.0, 100.0, 100.0, 2)
-    assert task.columns == {"size": [1, 2]}
     some = replace(task, references=[["a"], []])  # an item without a reference is left out of both
     assert quality_interval(some, ["a", "x"])["same"].estimate == some.quality(["a", "x"])["same"] == 100.0
 
@@ -152,13 +139,11 @@ def test_scores_are_scikit_learns(name, pairs):
         assert task.above_baseline(task.quality([labels[i] for i in truth]))
 
 
-def test_majority_baselines_by_hand(one_line):
-    """Of eight pairs five are equivalent; picking rows counts anew; what is no label has no score."""
+def test_picking_rows_counts_the_majority_anew_and_what_is_no_label_has_no_score(one_line):
     task = labelled("mrpc", [1] * 5 + [0] * 3)
-    assert task.baseline == {"F1": pytest.approx(100 * 10 / 13), "accuracy": pytest.approx(62.5)}
     assert task.pick([4, 5, 6, 7]).baseline == {"F1": pytest.approx(40.0), "accuracy": pytest.approx(75.0)}
     assert task.pick([]).baseline == task.baseline
-    for output in ("good", "LABEL_2", "", "entailment"):
+    for output in ("good", "LABEL_2", ""):
         outputs = ["equivalent"] * 7 + [output]
         one_line(ValueError, ("glue/mrpc", repr(output), "not_equivalent, equivalent"), lambda: task.quality(outputs))
 
@@ -182,23 +167,17 @@ def changed(**changes):
 @pytest.mark.parametrize(
     "output, valid, exact, f1",  # the last: of six fields against six
     [
-        (KNOWN, True, True, 1.0),
         (json.dumps(dict(reversed(ORDER.items())), indent=2), True, True, 1.0),
         (KNOWN[:-1], False, False, 0.0),
-        ("", False, False, 0.0),
         ("[" * 10**6, False, False, 0.0),
-        ("null", False, False, 0.0),
         ('"KX-4817-b"', False, False, 0.0),
         (changed(id="KX-4817-c"), True, False, 10 / 12),
         (changed(id="KX-4817-b\n"), False, False, 10 / 12),
-        (changed(id=["KX-4817-b"]), False, False, 10 / 12),
         (changed(id=None), False, False, 10 / 11),
-        (changed(name=""), False, False, 10 / 12),
         (changed(more=1), False, False, 12 / 13),
         (changed(urgent=0), False, False, 10 / 12),
         (changed(items=[]), False, False, 8 / 10),
         (changed(items=ORDER["items"][::-1]), True, False, 1.0),
-        (changed(items=[{"what": "lamps", "count": True}]), False, False, 8 / 11),
         (changed(items=[{"count": 3, "what": "lamps"}]), True, False, 10 / 11),
     ],
 )

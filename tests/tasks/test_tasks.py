@@ -14,41 +14,31 @@ from eestudy.study import quality_interval
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
 QUESTION = {"context": "Ann has a red kite.", "question": "What has Ann?", "answers": ["a kite", "kite"]}
 SQUAD = [
-    {
-        "context": f"Passage {i // 2} tells.",
-        "question": f"Who {i}?",
-        "answers": {"text": ["Ann", "Ann Lee"], "answer_start": [0, 0]},
-    }
+    {"context": f"Passage {i // 2} tells.", "question": f"Who {i}?", "answers": {"text": ["Ann", "Ann Lee"]}}
     for i in range(4)
 ]
 NARRATIVE = [
     {
-        "document": {"id": f"d{i // 2}", "kind": "book", "summary": {"text": f"Story {i // 2}.", "title": "t"}},
-        "question": {"text": f"Why {i}?", "tokens": ["Why"]},
-        "answers": [{"text": "because", "tokens": ["because"]}, {"text": "so", "tokens": ["so"]}],
+        "document": {"id": f"d{i // 2}", "summary": {"text": f"Story {i // 2}."}},
+        "question": {"text": f"Why {i}?"},
+        "answers": [{"text": "because"}, {"text": "so"}],
     }
     for i in range(4)
 ]
 NEWS = [{"article": f"Long story {i}.", "highlights": f"Short {i}.", "id": str(i)} for i in range(4)]
 XML = """<?xml version='1.0' encoding='utf-8'?>
-<dataset id="wmttest2022.de-en"><collection id="general">
-<doc origlang="de" id="one"><src lang="de"><p><seg id="1">Guten  Morgen.</seg><seg id="2">Wie geht es?</seg></p></src>
+<dataset id="wmttest2022.de-en"><collection id="general"><doc origlang="de" id="one">
+<src lang="de"><p><seg id="1">Guten  Morgen.</seg><seg id="2">Wie geht es?</seg></p></src>
 <ref lang="en" translator="A"><p><seg id="1">Good morning.</seg><seg id="2">How are you?</seg></p></ref>
 <ref lang="en" translator="B"><p><seg id="1">Morning!</seg><seg id="2">How is it going?</seg></p></ref>
-<hyp system="refine" language="en"><p><seg id="1">GOOD</seg><seg id="2">HOW</seg></p></hyp></doc>
-<doc origlang="de" id="two" testsuite="x"><src lang="de"><p><seg id="1">Nicht lesen.</seg></p></src>
-<ref lang="en" translator="A"><p><seg id="1">Do not read.</seg></p></ref></doc>
-</collection></dataset>
+</doc></collection></dataset>
 """
-OWN = {  # fields and labels, in the order in which GLUE numbers them; questions have TREC's six coarse classes
-    "cola": (("sentence",), ("unacceptable", "acceptable")),
+OWN = {  # fields and labels, in the order in which GLUE numbers them, of sets of one and of two texts
     "sst2": (("sentence",), ("negative", "positive")),
     "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
     "qnli": (("question", "sentence"), ("entailment", "not_entailment")),
-    "qqp": (("question1", "question2"), ("not_duplicate", "duplicate")),
     "rte": (("sentence1", "sentence2"), ("entailment", "not_entailment")),
     "mnli": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
-    "questions": (("sentence",), ("abbreviation", "description", "entity", "person", "place", "number")),
 }
 
 
@@ -74,10 +64,10 @@ def test_names(one_line):
         ("*", shipped_tasks()),
     ):
         assert task_names(pattern) == names
-    for pattern in ("", "translation/xx", "translations/*", "translation/de-en,", "wmt22/de-pl"):
+    for pattern in ("", "translation/xx", "translations/*", "translation/de-en,"):
         part = repr(pattern.split(",")[-1])
         one_line(ValueError, (part, "translation/de-en", "squad", "pattern"), lambda: task_names(pattern))
-    for name in ("translation/xx", "", 5, None, "x" * 5000, "a\0b"):  # some of them no file can have
+    for name in ("translation/xx", 5, "x" * 5000, "a\0b"):  # some of them no file can have
         one_line(ValueError, "is not known", lambda: load_task(name))
 
 
@@ -97,7 +87,7 @@ def test_a_limit_takes_one_item_of_each_group_before_any_second(one_line):
     assert len(set(most.groups[:60])) == 60 and most.prompts[60] == whole.prompts[1] and most.groups[60] == "v01"
     assert [len(whole.take(limit)) for limit in (None, 0, 1, 10_000)] == [len(whole), len(whole), 1, len(whole)]
     assert len({task.hash for task in (whole, few, most)}) == 3 and whole.take(None).hash == whole.hash
-    for bad in (-1, "5", 2.0, True):
+    for bad in (-1, "5", True):
         one_line(ValueError, (f"limit {bad!r}", "0 (all)"), lambda: load_task("question_answering/visits", bad))
 
 
@@ -106,7 +96,6 @@ def test_prompts_of_shipped_tasks_are_those_of_the_traces_that_are_there():
     known = {
         "classification/mrpc": "e87741b153ed44d3",
         "question_answering/passages": "afddf3d76b81b6a9",
-        "question_answering/rooms": "7115b98afbe68678",
         "structured/orders": "3720d5f7b6e53a1b",
         "summarization/news": "35fee29798446fb4",
         "translation/de-en": "0f44ecc19c75d566",
@@ -127,7 +116,6 @@ def test_free_prompts(one_line):
     assert Task.from_prompts(["one", "two"], references=(("a",), ("b",))).pick([1]).references == [["b"]]
     for prompts, more, part in (
         (["ok", " "], {}, "prompt 1"),
-        (["a\ud800"], {}, "U+D800"),
         ([], {}, "at least one"),
         ("text", {}, "list"),
         (["a"], {"name": ""}, "name is empty"),
@@ -142,25 +130,21 @@ BRACES = "{note} {text} {"  # in a text they are no fields
 
 
 @pytest.mark.parametrize(
-    "name, row, fields",
+    "row, fields",
     [
-        ("a", QUESTION | {"context": BRACES}, {"context": BRACES, "question": "What has Ann?"}),
-        ("a", {"article": BRACES, "highlights": "x"}, {"text": BRACES}),
-        (
-            "a.de-en",
-            PAIR | {"source": BRACES},
-            {"source": BRACES, "source_language": "German", "target_language": "English"},
-        ),
-        ("a", {"id": "1", "instruction": "Name {two} birds."}, {"instruction": "Name {two} birds."}),
-        ("a", {"id": "1", "opening": "One day,"}, {"opening": "One day,"}),
+        (QUESTION | {"context": BRACES}, {"context": BRACES, "question": "What has Ann?"}),
+        ({"article": BRACES, "highlights": "x"}, {"text": BRACES}),
+        (PAIR | {"source": BRACES}, {"source": BRACES, "source_language": "German", "target_language": "English"}),
+        ({"instruction": "Name {two} birds."}, {"instruction": "Name {two} birds."}),
+        ({"opening": "One day,"}, {"opening": "One day,"}),
     ],
 )
-def test_wordings(name, row, fields, tmp_path, one_line):
+def test_wordings(row, fields, tmp_path, one_line):
     """Every field in its place, once; picked items have theirs; braces around anything else are text.
 
     Texts of a classification are given as they are.
     """
-    task = loaded(tmp_path / f"{name}.jsonl", [row, row | {"id": "2"}])
+    task = loaded(tmp_path / "a.de-en.jsonl", [row, row | {"id": "2"}])
     assert task.worded("paper") == task
     template = '{"as": [{}]} ' + " | ".join(f"{{{name}}}" for name in fields)
     worded = task.pick([1]).worded(template)
@@ -227,6 +211,9 @@ def test_local_folders_and_files(tmp_path, one_line):
     one_line(ValueError, "both b.jsonl and b.jsonl.gz", lambda: load_task(str(folder)))
     packed = loaded(tmp_path / "news.fr-de.jsonl.gz", [PAIR] * 3, limit=2)
     assert (packed.name, len(packed), packed.source_language) == ("news.fr-de", 2, "fr")
+    cut = tmp_path / "cut.fr-de.jsonl.gz"
+    cut.write_bytes((tmp_path / "news.fr-de.jsonl.gz").read_bytes()[:-20])
+    one_line(ValueError, "cut.fr-de.jsonl.gz", lambda: load_task(str(cut)))
     (tmp_path / "empty").mkdir()
     one_line(ValueError, "no .jsonl", lambda: load_task(str(tmp_path / "empty")))
     one_line(ValueError, "U+DCE9", lambda: task_of_rows("caf\udce9", [("row 1", QUESTION)]))  # no UTF-8
@@ -236,7 +223,6 @@ BAD = {  # name of the file: rows, and what is said of them
     "bad.de-en": [
         ([PAIR, "{broken"], "line 2: not a JSON object"),
         ([PAIR, "[1]"], "line 2: not a JSON object"),
-        ([PAIR, "[" * 100_000], "line 2: not a JSON object"),
         ([PAIR, {"source": "Hm."}], "line 2: field references is missing"),
         ([PAIR, PAIR | {"source": " "}], "line 2: field source is empty"),
         ([PAIR, PAIR | {"source": "a\0b"}], "line 2: field source holds a NUL"),
@@ -244,11 +230,9 @@ BAD = {  # name of the file: rows, and what is said of them
         ([PAIR, PAIR | {"source": 7}], "line 2: field source is not a string"),
         ([PAIR, PAIR | {"references": ["ok", ""]}], "line 2: a text in field references is empty"),
         ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
-        ([{"translation": {"de": "Ja.", "en": "Yes."}}, {"translation": {"de": "Ja."}}], "translation.en is missing"),
-        ([{"verse": "no task has this"}], "fields verse fit no task"),
+        ([{"translation": {"de": "Ja."}}], "line 1: field translation.en is missing"),
+        ([{"verse": "no task has this"}], ("fields verse fit no task", "sentence + label")),
         ([{"text": "ok"}, {"text": " "}], "line 2: field text is empty"),
-        ([QUESTION, QUESTION | {"answers": "a kite"}], "line 2: field answers is not a list"),
-        ([QUESTION, QUESTION | {"question": None}], "line 2: field question is not a string"),
         ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
         ([{"note": "A note.", "record": {"id": "4817"}}], "line 1: field record"),
         ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
@@ -256,23 +240,11 @@ BAD = {  # name of the file: rows, and what is said of them
     ],
     "bad": [([PAIR], ("direction", "de"))],
     "sst2": [
-        (
-            [REVIEW, REVIEW | {"label": -1}],
-            "label is -1 (GLUE's way to hide it); allowed: negative, positive, or 0 to 1",
-        ),
-        *(
-            ([REVIEW, REVIEW | {"label": label}], f"line 2: field label is {label!r}")
-            for label in ("good", 2, True, 1.0)
-        ),
-        ([REVIEW, MRPC], "line 2: field sentence is missing"),
-        ([{"x": 1}], ("fit no task", "sentence + label")),
+        ([REVIEW | {"label": -1}], "label is -1 (GLUE's way to hide it); allowed: negative, positive, or 0 to 1"),
+        *(([REVIEW, REVIEW | {"label": label}], f"line 2: field label is {label!r}") for label in ("good", 2, True)),
     ],
-    "mrpc": [
-        ([MRPC, MRPC | {"label": "entailment"}], "not_equivalent, equivalent"),
-        ([MRPC, {key: MRPC[key] for key in MRPC if key != "sentence2"}], "line 2: field sentence2 is missing"),
-    ],
-    # carte ends in rte, but is no word of its own
-    **{name: [([MRPC], (repr(name), "must end in cola, mrpc"))] for name in ("mine", "carte", "sst2-more")},
+    "mrpc": [([{key: MRPC[key] for key in MRPC if key != "sentence2"}], "line 1: field sentence2 is missing")],
+    "carte": [([MRPC], ("'carte'", "must end in cola, mrpc"))],  # it ends in rte, which is no word of its own
 }
 
 
@@ -280,20 +252,6 @@ BAD = {  # name of the file: rows, and what is said of them
 def test_bad_rows_are_named(name, rows, part, tmp_path, one_line):
     parts = (part,) if isinstance(part, str) else part
     one_line(ValueError, (name, *parts), lambda: loaded(tmp_path / f"{name}.jsonl", rows))
-
-
-def test_bytes_that_are_no_text(tmp_path, one_line):
-    """The line itself is named; a byte order mark at the start is none of the text; a cut archive is one line."""
-    path = write(tmp_path / "bad.de-en.jsonl", [PAIR] * 5)
-    lines = path.read_bytes().split(b"\n")
-    path.write_bytes(b"\xef\xbb\xbf" + lines[0] + b"\n")
-    assert load_task(str(path)).sources == [PAIR["source"]]
-    lines[2] = lines[2].replace(b"dog", b"d\xffg")
-    path.write_bytes(b"\n".join(lines))
-    one_line(ValueError, "bad.de-en.jsonl, line 3: not UTF-8", lambda: load_task(str(path)))
-    packed = write(tmp_path / "bad.de-en.jsonl.gz", [PAIR] * 50)
-    packed.write_bytes(packed.read_bytes()[:-20])
-    one_line(ValueError, "bad.de-en.jsonl.gz", lambda: load_task(str(packed)))
 
 
 def test_plain_texts(tmp_path, one_line):
@@ -319,7 +277,6 @@ def test_plain_texts(tmp_path, one_line):
         ("squad", "rajpurkar/squad None validation", SQUAD, ("Passage 1 tells.", "Who 2?"), ["Ann", "Ann Lee"]),
         ("narrativeqa", "deepmind/narrativeqa None test", NARRATIVE, ("Story 1.", "Why 2?"), ["because", "so"]),
         ("cnn_dailymail", "abisee/cnn_dailymail 3.0.0 validation", NEWS, ("Long story 2.",), ["Short 2."]),
-        ("glue/sst2", "nyu-mll/glue sst2 validation", labelled("sst2"), ("sentence 2.",), ["negative"]),
         ("glue/mnli", "nyu-mll/glue mnli validation_matched", labelled("mnli"), ("premise 2.",), ["contradiction"]),
     ],
 )
@@ -338,35 +295,37 @@ def test_hub_data(name, dataset, rows, parts, references, monkeypatch):
 def test_local_copies_of_hub_data(config, tmp_path, monkeypatch, one_line):
     """As on the hub (several configurations, named in the card), or one task's files alone."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    source = tmp_path / "copy"
+    source, card = tmp_path / "copy", "---\nconfigs:\n"
     for folder in (config, "2.0.0") if config else ("",):
         (source / folder).mkdir(parents=True)
         frame = pd.DataFrame(NEWS if folder == config else NEWS[:1])
         frame.to_parquet(source / folder / "validation-00000-of-00001.parquet")
+        data = f'[{{split: validation, path: "{folder}/validation-*"}}]'
+        card += f'- config_name: "{folder}"\n  data_files: {data}\n'
     if config:
-        split = "  data_files: [{split: validation, path: "
-        card = "".join(f'- config_name: "{one}"\n{split}"{one}/validation-*"}}]\n' for one in (config, "2.0.0"))
-        (source / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
+        (source / "README.md").write_text(f"{card}---\n")
     task = load_task("cnn_dailymail", source=str(source))
     assert task.sources == [row["article"] for row in NEWS]
-    missing = str(tmp_path / "no")
-    parts = ("cnn_dailymail", "could not be loaded", missing)
-    one_line(ValueError, parts, lambda: load_task("cnn_dailymail", source=missing))
+    parts = ("cnn_dailymail", "could not be loaded", str(tmp_path / "no"))
+    one_line(ValueError, parts, lambda: load_task("cnn_dailymail", source=parts[-1]))
 
 
 def test_wmt22_from_a_sacrebleu_folder(tmp_path, one_line):
     """sacreBLEU's own cache layout, in another folder than that which sacreBLEU settled on when it was imported."""
+
+    def load():
+        return load_task("wmt22/de-en", source=str(tmp_path))
+
     file = tmp_path / "wmt22/raw/wmt22-news-systems-1.1/xml/wmttest2022.de-en.all.xml"
     file.parent.mkdir(parents=True)
     file.write_text(XML, encoding="utf-8")
-    for _ in range(2):  # unpacked by the first call, read back by the second
-        task = load_task("wmt22/de-en", source=str(tmp_path))
+    for task in (load(), load()):  # unpacked by the first call, read back by the second
         assert task.sources == ["Guten Morgen.", "Wie geht es?"]
         assert task.references == [["Good morning."], ["How are you?"]]  # the reference that sacreBLEU scores WMT22 on
         assert (task.name, task.source_language, task.target_language) == ("wmt22/de-en", "de", "en")
     one_line(ValueError, ("wmt22/zh-en", str(tmp_path)), lambda: load_task("wmt22/zh-en", source=str(tmp_path)))
     (unpacked,) = [path for path in (tmp_path / "wmt22").glob("*") if path.is_file() and "Wie" in path.read_text()]
     unpacked.write_text("Guten Morgen.\nWie geht es?", encoding="utf-8")  # no end of the last line
-    assert len(load_task("wmt22/de-en", source=str(tmp_path))) == 2
+    assert len(load()) == 2
     unpacked.write_text("Guten Morgen.\n", encoding="utf-8")  # cut
-    one_line(ValueError, ("wmt22/de-en", str(tmp_path)), lambda: load_task("wmt22/de-en", source=str(tmp_path)))
+    one_line(ValueError, ("wmt22/de-en", str(tmp_path)), load)

@@ -21,65 +21,59 @@ from eelib.tracing import make as making
 
 def test_what_makes_another_trace(model_of, monkeypatch):
     """Also another kind of GPU: its rounding may differ, so shards of two do not mix."""
+    model = model_of("llama")
 
-    def folder(task=TASK, steps=STEPS):
-        return plan.Job(model_of("llama"), task, steps, "runs").folder
+    def folder(task=TASK, steps=STEPS, given=False):
+        return plan.Job(model, task, steps, "runs", given=given).folder
 
     found = [folder(), folder(steps=5), folder(eelib.Task.from_prompts(PROMPTS)), folder(replace(TASK, chat=True))]
     found.append(folder(eelib.Task.from_prompts(TASK.prompts, references=[["other"]] * 8)))
     for part, name, value in (
-        (model_of("llama"), "hash", "other weights"),
+        (model, "hash", "other weights"),
         (plan, "TRACE_VERSION", plan.TRACE_VERSION + 1),
         (torch, "__version__", "0.1"),
-        (eelib.models.model.Model, "device", torch.device("cuda")),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(plan, "machine", lambda _device: "NVIDIA A100")
             patch.setattr(part, name, value)
             found.append(folder())
-            patch.setattr(plan, "machine", lambda _device: "NVIDIA H100")
-            found += [folder()] * (name == "device")
-    given = {plan.Job(model_of("llama"), TASK, steps, "runs", given=True).folder for steps in (1, 99)}
-    assert len(set(found) | given) == len(found) + 1 == 11 and folder() == found[0]
-    long = plan.Job(model_of("llama"), replace(TASK, name="\u8bd5" * 200), 1, "runs").folder.name
-    assert 80 < len(long.encode()) < 255
-
-
-def denied(path, *_more):
-    raise PermissionError(13, "Permission denied", str(path))
+    for card in ("NVIDIA A100", "NVIDIA H100"):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "machine", lambda _device, card=card: card)
+            patch.setattr(eelib.models.model.Model, "device", torch.device("cuda"))
+            found.append(folder())
+    assert folder(steps=1, given=True) == folder(steps=99, given=True) not in found and folder() == found[0]
+    assert len(set(found)) == len(found) == 10
+    assert 80 < len(folder(replace(TASK, name="\u8bd5" * 200)).name.encode()) < 255
 
 
 def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, model_of, monkeypatch, one_line, tmp_path):
     """All that is asked for is there; what is not is refused for the folder's sake, before the model runs."""
+
+    def denied(path, *_more):
+        raise PermissionError(13, "Permission denied", str(path))
+
     trace = made("llama")
     monkeypatch.setattr(files, "acquire", denied)  # no lock can be taken
     for module, name in ((decode, "greedy_decode"), (decode, "states_of"), (making, "states_of")):
         monkeypatch.setattr(module, name, None)
     assert_same(made("llama"), trace)
-    assert make(model_of("llama"), trace.folder.parents[1], sites=2).folder == trace.folder
     for more in ({"sites": 3}, {"max_new_tokens": STEPS + 1}):
         call = partial(make, model_of("llama"), trace.folder.parents[1], **more)
         one_line(StorageError, ("can't be made or written to", "Permission denied"), call)
-    monkeypatch.undo()
-    (tmp_path / "file").touch()
-    one_line(StorageError, "can't be made or written to", lambda: make(model_of("llama"), tmp_path / "file"))
 
 
 @pytest.mark.parametrize(
     "options, part",
     [
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
-        ({"max_new_tokens": 2.0}, "max_new_tokens 2.0"),
         ({"batch_size": 0}, "batch_size 0"),
         ({"sites": "yes"}, "sites 'yes'"),
-        ({"pairs": 0.5}, "pairs 0.5"),
         ({"task": "translation/de-en"}, "eelib.load_task"),
         ({"task": eelib.Task.from_prompts(["word " * 200])}, "each prompt does not fit llama's window"),
         ({"task": eelib.Task.from_prompts(["a"], chat=True)}, "chat template"),
-        ({"sites": 1, "model": "blind"}, "no sub-layers"),
+        ({"sites": 1}, "no sub-layers"),
         ({"given": "yes"}, "given 'yes'"),
         ({"given": True, "model": "t5"}, ("decoder-only", "seq2seq")),
-        ({"given": True, "model": "bert_labels"}, ("decoder-only", "classifier")),
         ({"given": True, "task": eelib.Task.from_prompts(["The hill"], chat=True)}, "chat=False"),
         ({"given": True, "task": eelib.Task.from_prompts(["a", "b"])}, "each text has a single token"),
     ],
@@ -87,9 +81,8 @@ def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, mode
 def test_bad_arguments_write_nothing(options, part, model_of, tmp_path, monkeypatch, one_line):
     """Before anything is decoded."""
     more = {"model": "llama"} | options
-    blind = (name := more.pop("model")) == "blind"
-    model = model_of("llama" if blind else name)
-    if blind:
+    model = model_of(more.pop("model"))
+    if "sites" in more:
         monkeypatch.setattr(model, "components", [])
         monkeypatch.setattr(model, "components_error", "no sub-layers were found")
     monkeypatch.setattr(making, "make_shard", None)
@@ -111,22 +104,20 @@ WEIRD = [
     "👩‍👩‍👧 🏳️‍🌈",
     "שלום \u202eabc",
     "Z\u0338\u0330a\u0335",
-    "<script>alert(1)</script>",
     "a\u2028b\x07\x1b[31m",
     "\u200b\u200d",
-    "$x$ `y` | z",
-    "x" * 100_000,
-    "the hill",
+    "<b>$x$ `y` | z",
 ]
+WEIRD += ["x" * 100_000, "the hill"]
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "bert"])
+@pytest.mark.parametrize("name", ["llama", "bert"])
 def test_weird_texts_pass(name, model_of, tmp_path):
     """Each is put to the model as it is; only the line of 100,000 characters is beyond the window, and counted."""
     task = eelib.Task.from_prompts(WEIRD, name="../weird/ $n$ " + "n" * 300)
     trace = make(model_of(name), tmp_path, task, sites=2)
-    assert trace.manifest["skipped"] == 1 and trace.sequences["sequence"].tolist() == [*range(7), 8]
-    assert trace.sequences["prompt"].tolist() == WEIRD[:7] + WEIRD[8:]
+    assert trace.manifest["skipped"] == 1 and trace.sequences["sequence"].tolist() == [0, 1, 2, 3, 4, 5, 7]
+    assert trace.sequences["prompt"].tolist() == WEIRD[:6] + WEIRD[7:]
     assert trace.folder.parent.parent == tmp_path and np.isfinite(trace["entropy"]).all()
     assert [*tmp_path.iterdir()] == [trace.folder.parent]
 

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, decoders, models, processors
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
-from eelib.models.checkpoint import path_of
 from eelib.tasks.classification import LABELS
 from eelib.tasks.task import Task, load_task, task_of_rows
 from eelib.tracing import columns
@@ -89,10 +88,10 @@ def shares_and_entropy(scores, order):
     return shares.gather(-1, order), -(shares * shares.log()).sum(-1)
 
 
-@pytest.mark.parametrize("names", [NAMES, ("label_0", "1", "LABEL_2")])  # numbers mean GLUE's order
 @pytest.mark.parametrize("paired", [True, False])
-def test_against_plain_transformers(names, paired, classifier_of, tmp_path):
+def test_against_plain_transformers(paired, classifier_of, tmp_path):
     """Every layer of pairs and of single texts, special tokens inside a text included."""
+    names = ("label_0", "1", "LABEL_2") if paired else NAMES  # numbers mean GLUE's order
     texts = PAIRS if paired else list(zip(PROMPTS))
     (plain, _), (layers, own) = (plain_scores(texts, dtype) for dtype in (torch.float32, torch.float64))
     np.testing.assert_allclose(layers[:, -1], own, rtol=1e-9)
@@ -144,7 +143,6 @@ def test_models_and_tasks_that_do_not_fit(classifier_of, model_of, tmp_path, one
         (bert, load_task("translation/de-en", 2), ("gives labels, not text", "free prompts")),
         (bert, two, ("3 labels (Entailment, NEUTRAL, contradiction)", "rte has 2 (entailment, not_entailment)")),
         (classifier_of(mixed), three, (*mixed, "entailment, neutral, contradiction")),
-        (classifier_of(("LABEL_1", "LABEL_2", "LABEL_3")), three, "LABEL_1, LABEL_2, LABEL_3"),
         (retyped, three, ("types up to 1", "knows 1")),
         (bert, replace(three, chat=True), ("pairs", "chat=False")),
     ):
@@ -168,13 +166,8 @@ def sentencepiece_like() -> hf.PreTrainedTokenizerFast:
 
 @cache
 def tokenizer_of(name: str):
-    """A tokenizer of each kind of decoder: bytes; words with a mark for their space; these and bytes; word pieces."""
-    if name in ("causal", "seq2seq", "masked"):
-        return tokenizer_for(name)
-    return sentencepiece_like() if name == "sentencepiece-like" else hf.AutoTokenizer.from_pretrained(path_of(name))
-
-
-TOKENIZERS = ("causal", "seq2seq", "masked", "sentencepiece-like", "pocket-llama", "pocket-t5")
+    """A tokenizer of each kind of decoder: bytes; words with a mark for their space; word pieces; words and bytes."""
+    return sentencepiece_like() if name == "sentencepiece-like" else tokenizer_for(name)
 
 
 def quadratic(tokenizer, ids):
@@ -187,7 +180,7 @@ def quadratic(tokenizer, ids):
     return ends
 
 
-@pytest.mark.parametrize("name, window", [*zip(TOKENIZERS, [1, 2, 5, 1, 2, 5])])
+@pytest.mark.parametrize("name, window", [("causal", 1), ("seq2seq", 2), ("masked", 5), ("sentencepiece-like", 1)])
 def test_windows_change_nothing(name, window, monkeypatch):
     """Whatever is generated, broken characters too: texts tile the output, and end as from decoding each beginning."""
     tokenizer = tokenizer_of(name)
@@ -199,7 +192,7 @@ def test_windows_change_nothing(name, window, monkeypatch):
     if name == "sentencepiece-like":
         kinds = [anything, st.lists(bytes_only | st.integers(256, len(tokenizer) - 1), max_size=40)]
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.one_of(kinds))
     def check(ids):
         texts, starts, ends, whole = token_texts(tokenizer, ids)
