@@ -3,9 +3,7 @@
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import cycle
-from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from torch import nn
 from eelib.lens import cpu_kernels
 from eelib.lens.cpu_kernels import spread_over_cores
 
-WIDTHS = [1, 2, 9, 63, 64, 65, 200, 1000, 4099]
+WIDTHS = [1, 9, 63, 64, 65, 1000]
 
 
 def summarized(logits, wanted, k, known=None):
@@ -54,7 +52,7 @@ def test_summary(width, scale):
 def test_masked_logits_have_no_share():
     logits = np.full((1, 90), -np.inf, np.float32)
     logits[0, :12] = np.arange(12)
-    top, ids, normalizer, entropy, rank, _ = summarized(logits, np.array([0]), 10)
+    _, ids, normalizer, entropy, rank, _ = summarized(logits, np.array([0]), 10)
     expected = by_torch(logits[:, :12], torch.float64)
     assert ids[0].tolist() == list(range(11, 1, -1)) and rank[0] == 12
     assert normalizer[0] == pytest.approx(expected[0].item(), rel=1e-6)
@@ -90,28 +88,21 @@ def test_divergence_from_what_is_masked():
 
 
 def head(width, vocabulary):
-    torch.manual_seed(width)
     made = nn.Linear(width, vocabulary, bias=False)
     made.weight.data.normal_(0.0, 3.0 / width**0.5)
     return made
 
 
-SHAPES = [(1, 24, 11), (17, 65, 257), (64, 256, 1000), (5, 1024, 300)]  # rows, width, vocabulary
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(1, 24, 11), (17, 65, 257), (5, 1024, 300)])  # rows, width, vocabulary
 def test_products_are_as_near_as_float32(shape):
-    """With one value a thousand times the others; PyTorch's setting is as before."""
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    """With one value a thousand times the others."""
     rows, width, vocabulary = shape
-    made = head(width, vocabulary)
-    states = torch.randn(rows, width)
+    made, states, out = head(width, vocabulary), torch.randn(rows, width), torch.empty(rows, vocabulary)
     states[0, 3] = 1000.0
-    weight, out = made.weight.detach(), torch.empty(rows, vocabulary)
     with spread_over_cores() as spread:
         cpu_kernels.head_product(states, made, out, spread)
+    weight = made.weight.detach()
     assert_as_near(out, states @ weight.T, states.double() @ weight.double().T)
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
 @pytest.mark.parametrize("factors, amx, used", [(1.0, False, False), (2.0, True, False), (2.0, False, True)])
@@ -124,25 +115,21 @@ def test_products_of_rounded_factors_are_not_used(factors, amx, used, monkeypatc
 
 
 def test_threads_put_the_setting_back(monkeypatch):
-    """One that begins while another multiplies does not take the other's setting for its own."""
-    before, inside, together = torch.backends.mkldnn.matmul.fp32_precision, [], Barrier(2)
+    """One that begins while another multiplies waits, so that it does not take the other's setting for its own."""
+    settings, seen = torch.backends.mkldnn.matmul, []
+    before = settings.fp32_precision
     monkeypatch.setattr(cpu_kernels, "onednn_is_better", lambda: True)
-    made, states = head(24, 11), torch.randn(1, 24)
 
-    def spread(function, count):
-        inside.append(len(inside))
-        with suppress(BrokenBarrierError):
-            together.wait(0.2)  # if both can be here at once, the one that was first leaves first
-        time.sleep(0.1 * inside[-1])
-        function(0, count)
+    def spread(*_product):
+        seen.append(settings.fp32_precision)
+        time.sleep(0.2 * len(seen))  # were both here at once, the one that came first would leave first
 
     with ThreadPoolExecutor(2) as pool:
-        for one in [pool.submit(cpu_kernels.head_product, states, made, torch.empty(1, 11), spread) for _ in range(2)]:
-            one.result()
-    assert len(inside) == 2 and torch.backends.mkldnn.matmul.fp32_precision == before
+        list(pool.map(lambda _: cpu_kernels.head_product(None, head(24, 11), None, spread), range(2)))
+    assert seen == ["bf16", "bf16"] and settings.fp32_precision == before
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3], indirect=True)
+@pytest.mark.parametrize("cores", [1, 3], indirect=True)
 def test_every_row_once_on_each_number_of_cores(cores):
     """Slices cover the range, errors come through, and torch's number of threads is what it was."""
     before = torch.get_num_threads()

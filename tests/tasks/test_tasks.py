@@ -277,6 +277,7 @@ def test_plain_texts(tmp_path, one_line):
         ("squad", "rajpurkar/squad None validation", SQUAD, ("Passage 1 tells.", "Who 2?"), ["Ann", "Ann Lee"]),
         ("narrativeqa", "deepmind/narrativeqa None test", NARRATIVE, ("Story 1.", "Why 2?"), ["because", "so"]),
         ("cnn_dailymail", "abisee/cnn_dailymail 3.0.0 validation", NEWS, ("Long story 2.",), ["Short 2."]),
+        ("glue/sst2", "nyu-mll/glue sst2 validation", labelled("sst2"), ("sentence 2.",), ["negative"]),
         ("glue/mnli", "nyu-mll/glue mnli validation_matched", labelled("mnli"), ("premise 2.",), ["contradiction"]),
     ],
 )

@@ -192,7 +192,7 @@ def test_windows_change_nothing(name, window, monkeypatch):
     if name == "sentencepiece-like":
         kinds = [anything, st.lists(bytes_only | st.integers(256, len(tokenizer) - 1), max_size=40)]
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.one_of(kinds))
     def check(ids):
         texts, starts, ends, whole = token_texts(tokenizer, ids)
