@@ -22,8 +22,8 @@ from eelib.tracing.plan import Job
 from eelib.tracing.trace import Trace
 
 FORK = multiprocessing.get_context("fork")
-make = partial(traces.make, max_new_tokens=4, sites=2, pairs=2)  # three shards
-small = partial(make, batch_size=1, sites=False, pairs=False)  # a shard for each of the eight prompts
+make = partial(traces.make, max_new_tokens=4, sites=2)  # three shards
+small = partial(make, batch_size=1, sites=False)  # a shard for each of the eight prompts
 
 
 def content(place):
@@ -63,7 +63,8 @@ def killed_at(step, model, folder, **more):
 
 def test_killed_at_every_step(model_of, tmp_path):
     """Before and after every write, rename and sync: a rerun gives the same bytes; also after many kills in a row."""
-    model, status, step, few = model_of("llama"), -signal.SIGKILL, 0, {"batch_size": 4, "pairs": False}
+    model, status, step = model_of("llama"), -signal.SIGKILL, 0
+    few = {"task": traces.TASK.take(3), "batch_size": 2, "max_new_tokens": 2}  # two shards
     quiet = content(make(model, tmp_path / "quiet", **few).folder)
     chain = tmp_path / "chain"  # a trace that is killed again and again
     while status == -signal.SIGKILL:
@@ -79,7 +80,7 @@ def test_killed_at_every_step(model_of, tmp_path):
 
 def test_after_an_interrupt_only_the_rest_is_made(model_of, tmp_path, monkeypatch, one_line):
     """In the second shard of three; another batch size does not cut a trace that has begun."""
-    shards, plain, few = [], making.make_shard, {"sites": False, "pairs": False}
+    shards, plain, few = [], making.make_shard, {"sites": False}
     whole = content(make(model_of("llama"), tmp_path / "whole", **few).folder)
 
     def interrupted(job, rows, index):
@@ -126,7 +127,6 @@ def leave_partial(file):
         ("tokens-00001.parquet", leave_partial, None),
         ("sequences-00000.parquet", os.unlink, lambda t: t.sequences),
         ("sites-2.parquet", flip, lambda t: t.sites),
-        ("pairs-2-4.parquet", flip, lambda t: t.pairs),
         ("manifest.json", lose, None),
         ("manifest.json", one_row_more, None),
     ],
@@ -134,19 +134,15 @@ def leave_partial(file):
 def test_damage_is_found_when_read_and_made_again(name, damage, read, quiet, model_of, one_line, tmp_path):
     """A trace that was finished, and then altered, is never read as if it were whole."""
     place = shutil.copytree(quiet.folder, tmp_path / quiet.folder.parent.name / quiet.folder.name)
+    (place / "times.json").write_text('{"seconds": 1.0, "da')
     trace = Trace(place)
+    assert quiet.manifest["seconds"] > 0 == trace.manifest["seconds"] and trace.manifest["date"] == "unknown"
     damage(place / name)
     if read:
         one_line(ValueError, (name, "altered", "eelib.trace"), lambda: read(trace))
     elif name == "manifest.json":
         one_line(ValueError, "no manifest", lambda: Trace(place))
     assert content(make(model_of("llama"), tmp_path).folder) == content(quiet.folder)
-
-
-def test_times_that_are_damaged_are_unknown(quiet, tmp_path):
-    assert quiet.manifest["seconds"] > 0 and quiet.manifest["date"] == time.strftime("%Y-%m-%d")
-    (tmp_path / "times.json").write_text('{"seconds": 1.0, "da')
-    assert store.load_times(tmp_path) == {"seconds": 0.0, "date": "unknown"}
 
 
 def test_full_disk(model_of, tmp_path):
@@ -231,8 +227,9 @@ def test_a_killed_maker_s_shard_is_taken_over(model_of, alone, tmp_path):
 
 
 def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
-    """A shard that is damaged and being made again keeps a trace from being finished, and its maker its files. One who
-    gives the trace up before another has its first shard lets that one begin again.
+    """A shard that is damaged and being made again keeps a trace from being finished, and its maker its files; those
+    who finish the trace meanwhile count the seconds of the others once. One who gives the trace up before another has
+    its first shard lets that one begin again.
     """
     model, job = model_of("llama"), Job(model_of("llama"), traces.TASK, 4, tmp_path)
     make_free_shards(model, traces.TASK, 4, tmp_path, batch_size=3)
@@ -247,25 +244,15 @@ def test_who_else_is_at_work_loses_nothing(model_of, tmp_path):
         claimed = store.claim_shards(place, store.load_manifest(place), [0], True, False)
         assert next(claimed) == 0
         (place / "tokens-00000.parquet.partial").write_bytes(b"half")
-        assert store.finish(place, False) is not bool(change) and (place / "tokens-00000.parquet.partial").exists()
-        assert store.in_hand(place)
+        before = store.load_times(place)["seconds"]
+        for _ in range(2):
+            assert store.finish(place, False) is not bool(change)
+        assert store.load_times(place)["seconds"] == pytest.approx(before + (0.0 if change else 2.0))
+        assert store.in_hand(place) and (place / "tokens-00000.parquet.partial").exists()
         making.make_shard(job, manifest["plan"][0], 0)
         assert not list(claimed) and not store.in_hand(place)
     (place / "manifest.json").unlink()
     assert not list(store.claim_shards(place, manifest, [0, 1], True, False))
-
-
-def test_two_processes_that_finish_count_the_seconds_once(model_of, tmp_path):
-    """The second one ends while a lock of the first is there, so that no record was removed as a leftover."""
-    make_free_shards(model_of("llama"), traces.TASK, 4, tmp_path, batch_size=3)
-    place = only(tmp_path)
-    manifest = store.load_manifest(place)
-    store.save_manifest(place, manifest | {"finished": None})
-    say_made(place, manifest)
-    before = store.load_times(place)["seconds"]
-    with exclusive(place, ".shard-00000.lock"):
-        assert store.finish(place, False) and store.finish(place, False)
-    assert store.load_times(place)["seconds"] == pytest.approx(before + 1.0)
 
 
 def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of, alone, tmp_path):
@@ -274,7 +261,7 @@ def test_a_half_made_trace_of_another_plan_is_not_taken_for_this_one_s(model_of,
     make_free_shards(model, traces.TASK, 4, tmp_path / "old", batch_size=3)
     old = only(tmp_path / "old")
     place = tmp_path / "runs" / old.parent.name / old.name
-    in_child(lambda: killed_at(5, model, tmp_path / "runs", batch_size=1, sites=False, pairs=False))
+    in_child(lambda: killed_at(5, model, tmp_path / "runs", batch_size=1, sites=False))
     for name in ("tokens-00000", "sequences-00000"):
         shutil.copy(old / f"{name}.parquet", place)
     say_made(place, store.load_manifest(old))

@@ -130,10 +130,9 @@ def test_sites_and_pairs_later(given, model_of, tmp_path, one_line):
     one_line(KeyError, ("'cosine'", "final_rank"), lambda: sites["cosine"])
 
 
-@pytest.mark.parametrize("layers", [1, 6])
-def test_exit_layers_against_loops(layers, one_line):
+def test_exit_layers_against_loops(one_line):
     """Few ids, so that tokens agree early and change again; some do not agree at layer L, as in low precision."""
-    rng = np.random.default_rng(0)
+    rng, layers = np.random.default_rng(0), 6
     top1, final = rng.integers(0, 2, (300, layers + 1)), rng.integers(0, 2, 300)
     assert (top1[:, -1] != final).any()
     for row, token, *found in zip(top1, final, *(exit_layer(top1, final, name) for name in ("first", "stable"))):
@@ -195,20 +194,16 @@ def test_states_that_are_not_finite_leave_nothing(folder_of, tmp_path, one_line)
 
 def test_a_top_1_that_is_not_the_emitted_token(model_of, one_line):
     """Off by more than rounding stops a float32 run; a tie but for rounding is counted."""
-    model = model_of("llama")
 
-    def readout(of_emitted):
+    def count(of_emitted, last=8):
         ids = torch.tensor([[[5, 1], [9, 8]], [[5, 1], [7, 8]]], dtype=torch.int32)
-        emitted = torch.tensor([[0.5, 0.5], [0.5, of_emitted]])
-        return Readout({"topk_ids": ids, "topk_probability": torch.full((2, 2, 2), 0.5), "final_probability": emitted})
+        own = torch.tensor([[0.5, 0.5], [0.5, of_emitted]])
+        found = Readout({"topk_ids": ids, "topk_probability": torch.full((2, 2, 2), 0.5), "final_probability": own})
+        return making.count_mismatches(found, torch.tensor([9, last]), model_of("llama"))
 
-    emitted = torch.tensor([9, 8])
-    near = readout(0.49999)
-    parts = ("row 1", "is 7", "emitted 8")
-    one_line(SelfCheckError, parts, lambda: making.count_mismatches(readout(0.3), emitted, model))
-    others = torch.tensor([9, 6])  # as probable as the top-1, but not among the ids: the readout's ids are wrong
-    one_line(SelfCheckError, ("row 1", "emitted 6"), lambda: making.count_mismatches(near, others, model))
-    assert making.count_mismatches(near, emitted, model) == 1
+    one_line(SelfCheckError, ("row 1", "is 7", "emitted 8"), lambda: count(0.3))
+    one_line(SelfCheckError, ("row 1", "emitted 6"), lambda: count(0.49999, last=6))  # as probable, but not listed
+    assert count(0.49999) == 1
 
 
 def test_a_reader_that_is_off_by_one_is_found(folder_of, model_of, tmp_path, monkeypatch, one_line):
@@ -224,8 +219,7 @@ def test_a_reader_that_is_off_by_one_is_found(folder_of, model_of, tmp_path, mon
     one_line(SelfCheckError, ("top-1", "emitted"), lambda: make(model_of("llama"), tmp_path / "float32", task))
     low = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
     trace = make(low, tmp_path / "bfloat16", task)
-    read, emitted = trace["top1"][:, -1], trace.tokens["token_id"].to_numpy()
-    assert trace.manifest["mismatches"] == (read != emitted).sum() > 0
+    assert trace.manifest["mismatches"] == (trace["top1"][:, -1] != trace.tokens["token_id"]).sum() > 0
 
 
 @pytest.mark.parametrize(
@@ -251,7 +245,7 @@ def test_out_of_memory_halves_the_batch(given, error, model_of, tmp_path, monkey
 # Tables
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "bert"])
+@pytest.mark.parametrize("name", ["t5", "bert"])
 def test_tables(name, made, model_of):
     trace, model = made(name), model_of(name)
     tokens, sequences = trace.tokens, trace.sequences
@@ -283,7 +277,7 @@ def test_what_is_stored_of_texts(read_of, model_of):
     assert trace.given and trace.manifest["settings"] == {"given": True, "dtype": "float32", "device": "cpu"}
     assert (trace.manifest["skipped"], trace.manifest["cut"], trace.manifest["mismatches"]) == (1, 1, 0)
     sequences = trace.sequences
-    assert sequences["sequence"].tolist() == READ and sequences["prompt"].tolist() == [TEXTS.prompts[i] for i in READ]
+    assert sequences["sequence"].tolist() == READ
     assert sequences["truncated"].tolist() == [row == 5 for row in READ]
     assert sequences["length"].max() == WINDOW - 1 and sequences["prompt_tokens"].eq(1).all()
     firsts = [model.tokenizer.decode(model.tokenizer(TEXTS.prompts[i])["input_ids"][:1]) for i in READ]
