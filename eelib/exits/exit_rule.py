@@ -190,11 +190,15 @@ class ExitRule:
         """Which of n tokens exit at a layer 1..L-1 at which the gate was asked, bool [n], by its `score` [n] and their
         positions int [n], 0 for the first generated token.
         """
-        if layer < self.minimum_layer:
-            return torch.zeros(len(score), dtype=torch.bool, device=score.device)
+        may_exit = (positions >= self.full_depth_tokens) & (layer >= self.minimum_layer)
+        return self.passes(score, positions) & may_exit
+
+    def passes(self, score: Tensor, positions: Tensor) -> Tensor:
+        """Where scores [n] or [..., n, layers] of tokens at `positions` [n] pass the threshold, bool."""
         limit = self.threshold.at(positions)
+        limit = limit[:, None] if limit.ndim and score.ndim > 1 else limit
         passed = score >= limit if self.gate.inclusive else score > limit
-        return passed & (score > NO_EXIT) & (positions >= self.full_depth_tokens)
+        return passed & (score > NO_EXIT)
 
 
 def fixed_exit(layer: int) -> ExitRule:

@@ -33,6 +33,7 @@ READOUT = ("top1", "probability", "margin", "entropy", "topk_ids", "topk_probabi
 IN_A_TRACE = {"readout", "token before", "exit before"}  # of what gates need
 SCORES_VERSION = 2  # of what a gate's code gives: another one makes stored scores anew
 AT_ONCE = 512  # tokens whose states of all layers are held and scored at a time
+ALL = slice(None)  # tokens
 POINTS = 200  # most thresholds of a curve
 
 
@@ -55,20 +56,25 @@ class Scores(NamedTuple):
 class Tokens:
     """The tokens of a trace as gates see them. `positions`, `final` (the last layer's ids): int64 [tokens]."""
 
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: Trace, device: torch.device | str = "cpu"):
         self.layers = trace.layers
-        self.positions = torch.tensor(trace.tokens["position"].to_numpy())
-        self.final = torch.tensor(trace.final_ids).long()
-        self.before = (
-            torch.tensor(trace.tokens["token_id"].to_numpy()).long().roll(1).masked_fill(self.positions == 0, -1)
-        )
-        self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
+        self.positions = positions_of(trace).to(device)
+        self.final = torch.tensor(trace.final_ids, device=device).long()
+        ids = torch.tensor(trace.tokens["token_id"].to_numpy(), device=device).long()
+        self.before = ids.roll(1).masked_fill(self.positions == 0, -1)
+        by_layer = {name: np.ascontiguousarray(trace[name].swapaxes(0, 1)) for name in READOUT}
+        self.readouts = {name: torch.from_numpy(values).to(device) for name, values in by_layer.items()}
 
-    def output(self, layer: int, rows: Tensor, exit_before: Tensor | None = None) -> LayerOutput:
-        """The output of tokens `rows` [n] after block `layer`; `exit_before` [n]: exit layers of the tokens before."""
+    def output(self, layer: int, rows: Tensor | slice = ALL, exit_before: Tensor | None = None) -> LayerOutput:
+        """The output of n tokens `rows` after block `layer`; `exit_before` [n]: exit layers of the tokens before."""
         readout = {name: values[layer][rows] for name, values in self.readouts.items()}
-        before = 0 * rows if exit_before is None else exit_before
+        before = torch.zeros_like(self.final[rows]) if exit_before is None else exit_before
         return LayerOutput(layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], before)
+
+
+def positions_of(trace: Trace) -> Tensor:
+    """The positions of a trace's tokens in their outputs, int64 [tokens], 0 for the first."""
+    return torch.tensor(trace.tokens["position"].to_numpy())
 
 
 # ---- scores
@@ -85,8 +91,7 @@ def scores(rule: ExitRule, trace: Trace) -> Scores:
     if needs_states(rule):
         return stored_scores(rule, trace)
     tokens = Tokens(trace)
-    rows = torch.arange(len(tokens.final))
-    return score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.output(layer, rows))
+    return score_layers(rule, trace.layers, tokens.final, tokens.output)
 
 
 @torch.no_grad()
@@ -135,16 +140,16 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
         if trace.given:
             prompts = [split_given(model, text)[0] for text in prompts]
         parts: list[list[Scores]] = [[] for _ in rules]
-        tokens, start = Tokens(trace), 0
+        tokens, start = Tokens(trace, model.device), 0
         with tqdm(total=len(outputs), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
             for some in together([len(output) for output in outputs], AT_ONCE):
-                rows = torch.arange(start, start + sum(map(len, outputs[some])))
-                start += len(rows)
+                rows = slice(start, start + sum(map(len, outputs[some])))
+                start = rows.stop
                 states, _ = states_of(model, prompts[some], outputs[some])
-                final = tokens.final[rows].to(states.device)
                 now = partial(with_states, model, tokens, rows, states)
                 for part, rule in zip(parts, rules):
-                    part.append(Scores(*(each.cpu() for each in score_layers(rule, model.layers, final, now))))
+                    found = score_layers(rule, model.layers, tokens.final[rows], now)
+                    part.append(Scores(*(each.cpu() for each in found)))
                 bar.update(len(outputs[some]))
         for rule, part in zip(rules, parts):
             score, ids = (torch.cat(each).numpy() for each in zip(*part))
@@ -153,12 +158,9 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
         save_manifest(trace.folder, manifest)
 
 
-def with_states(model: Model, tokens: Tokens, rows: Tensor, states: Tensor, layer: int) -> LayerOutput:
-    """The output of the tokens `rows` with their states [n, L+1, hidden_size], on the states' device."""
-    known, device = tokens.output(layer, rows), states.device
-    readout = {name: values.to(device) for name, values in known.readout.items()}
-    positions, before = known.positions.to(device), tokens.before[rows].to(device)
-    return LayerOutput(layer, model.layers, positions, readout, states[:, layer], model.unembed, before)
+def with_states(model: Model, tokens: Tokens, rows: slice, states: Tensor, layer: int) -> LayerOutput:
+    """The output of the tokens `rows` with their states [n, L+1, hidden_size]."""
+    return replace(tokens.output(layer, rows), state=states[:, layer], unembed=model.unembed)
 
 
 def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
@@ -200,24 +202,24 @@ def name_of(rule: ExitRule) -> str:
 
 
 def exits_of(rule: ExitRule, found: Scores, positions: Tensor) -> Tensor:
-    """Exit layers 1..L, int64 [n], of tokens at `positions` [n] by their gate's scores."""
+    """Exit layers 1..L, int64 [..., n], of tokens at `positions` [n] by their gate's scores [..., n, L]."""
     return exits_by(rule, running_maxima(rule, found.score, positions), positions)
 
 
 def exits_by(rule: ExitRule, highest: Tensor, positions: Tensor) -> Tensor:
-    """As `exits_of`, from the running maxima of the scores, float32 [n, L-1]."""
-    limit = rule.threshold.at(positions)
-    limit = limit[:, None] if limit.ndim else limit
-    passed = highest >= limit if rule.gate.inclusive else highest > limit
-    return highest.shape[1] + 1 - (passed & (highest > NO_EXIT)).sum(dim=1)
+    """As `exits_of`, from the running maxima of the scores, float32 [..., n, L-1]."""
+    return highest.shape[-1] + 1 - rule.passes(highest, positions).sum(dim=-1)
 
 
 def running_maxima(rule: ExitRule, score: Tensor, positions: Tensor) -> Tensor:
-    """The highest score up to each layer at which a token may exit, float32 [n, L-1]; NO_EXIT before the first."""
-    layers = score.shape[1]
+    """The highest score up to each layer at which a token may exit, float32 [..., n, L-1]; NO_EXIT before the first.
+
+    `score`: float32 [..., n, L].
+    """
+    layers = score.shape[-1]
     may = [rule.asks(layer, layers) and layer >= rule.minimum_layer for layer in range(1, layers)]
     closed = ~torch.tensor(may, dtype=torch.bool) | (positions < rule.full_depth_tokens)[:, None]
-    return score[:, :-1].nan_to_num(NO_EXIT, torch.inf, NO_EXIT).masked_fill(closed, NO_EXIT).cummax(dim=1).values
+    return score[..., :-1].nan_to_num(NO_EXIT, torch.inf, NO_EXIT).masked_fill(closed, NO_EXIT).cummax(dim=-1).values
 
 
 def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
@@ -226,39 +228,57 @@ def decide(rule: ExitRule, trace: Trace) -> tuple[Tensor, Scores]:
     This serves gates that look at the exit of the token before, and thresholds that are fitted on the way (`Estimated`,
     one sequence after another as in FREE). For all other rules `scores` and `exits_of` give the same.
     """
-    tokens = Tokens(trace)
+    positions, learns = positions_of(trace), isinstance(rule.threshold, Estimated)
     if "exit before" not in rule.gate.needs:
         found = scores(rule, trace)
-        if isinstance(rule.threshold, Estimated):
-            return estimated_exits(rule, found, tokens, torch.tensor(trace.tokens["sequence"].to_numpy())), found
-        return exits_of(rule, found, tokens.positions), found
-    if isinstance(rule.threshold, Estimated):
+        return estimated_exits(rule, found, trace) if learns else exits_of(rule, found, positions), found
+    if learns:
         raise InputError(
             f"gate {rule.gate.name} looks at earlier exits; allowed for it is a threshold that is a number"
         )
-    exits = torch.zeros_like(tokens.final)
-    found = Scores(torch.full((len(exits), trace.layers), NO_EXIT), tokens.final[:, None].repeat(1, trace.layers))
-    for position in tokens.positions.unique().tolist():
-        rows = (tokens.positions == position).nonzero()[:, 0]
-        now = partial(tokens.output, rows=rows, exit_before=exits[rows - 1] if position else 0 * rows)
-        part = score_layers(rule, trace.layers, tokens.final[rows], now)
-        found.score[rows], found.tokens[rows] = part
-        exits[rows] = exits_of(rule, part, tokens.positions[rows])
-    return exits, found
+    found = scores_by_exit_before(rule, trace)
+    exits = in_order(exits_of(rule, found, positions), positions)
+    before = exits.roll(1).masked_fill(positions == 0, 0)
+    return exits, Scores(found.score[before, torch.arange(len(before))], found.tokens)
 
 
-def estimated_exits(rule: ExitRule, found: Scores, tokens: Tokens, sequences: Tensor) -> Tensor:
+def scores_by_exit_before(rule: ExitRule, trace: Trace) -> Scores:
+    """Scores for each layer 0..L at which the token before may have exited (0: there is none): score [L+1, n, L].
+
+    For gates that need "exit before" and no states, and whose tokens [n, L] do not depend on it.
+    """
+    tokens = Tokens(trace)
+    befores = [torch.full_like(tokens.final, before) for before in range(trace.layers + 1)]
+    found = [
+        score_layers(rule, trace.layers, tokens.final, partial(tokens.output, exit_before=before)) for before in befores
+    ]
+    return Scores(torch.stack([one.score for one in found]), found[0].tokens)
+
+
+def in_order(exits: Tensor, positions: Tensor) -> Tensor:
+    """Exit layers int64 [..., n], decided one position after the other.
+
+    `exits` [..., L+1, n]: those for each exit layer of the token before.
+    """
+    taken = torch.zeros_like(exits[..., 0, :])
+    for position in positions.unique().tolist():
+        rows = (positions == position).nonzero()[:, 0]
+        before = taken[..., rows - 1] if position else taken[..., rows]
+        taken[..., rows] = exits[..., rows].gather(-2, before[..., None, :])[..., 0, :]
+    return taken
+
+
+def estimated_exits(rule: ExitRule, found: Scores, trace: Trace) -> Tensor:
     """Exit layers int64 [tokens] under FREE's threshold, which is fitted to the tokens that ran all blocks."""
     limit = deepcopy(rule.threshold)  # the rule stays as it was
     assert isinstance(limit, Estimated) and rule.exit_layers is not None
     now, (shallow,) = replace(rule, threshold=limit), rule.exit_layers
-    exits = torch.empty_like(sequences)
-    for sequence in sequences.unique_consecutive():
-        rows = (sequences == sequence).nonzero()[:, 0]
+    positions, exits = positions_of(trace), torch.zeros_like(found.tokens[:, 0])
+    for rows in map(torch.from_numpy, trace.tokens.groupby("sequence").indices.values()):
         limit.begin_sequence()
-        exits[rows] = exits_of(now, Scores(found.score[rows], found.tokens[rows]), tokens.positions[rows])
+        exits[rows] = exits_of(now, Scores(found.score[rows], found.tokens[rows]), positions[rows])
         deep = rows[exits[rows] > shallow]
-        agreed = found.tokens[deep, shallow - 1] == tokens.final[deep]
+        agreed = found.tokens[deep, shallow - 1] == found.tokens[deep, -1]
         limit.learn(found.score[deep, shallow - 1].tolist(), agreed.tolist())
     return exits
 
@@ -317,7 +337,7 @@ def curve(
     """
     rule.check(trace.layers)
     counted = counted_rows(trace, rows, ends)
-    positions = torch.tensor(trace.tokens["position"].to_numpy())[counted]
+    positions = positions_of(trace)[counted]
     tokens = found.tokens[counted]
     highest = running_maxima(rule, found.score[counted], positions)
     if values is None:

@@ -129,8 +129,7 @@ def fit(name: str, trace: Trace, rows: np.ndarray, pieces: PieceTable) -> Fitted
     first, second = halves(trace, rows) if name in CALIBRATED else (rows, rows)
     signs, agrees = [], []
     for layer in range(1, trace.layers):
-        every = torch.arange(len(before))
-        signs.append(columns(FEATURES[name], tokens.output(layer, every, before), pieces).numpy())
+        signs.append(columns(FEATURES[name], tokens.output(layer, exit_before=before), pieces).numpy())
         agrees.append(trace["top1"][:, layer] == tokens.final.numpy())
     weights = tuple(logistic(x[first], y[first]) for x, y in zip(signs, agrees))
     plain = Fitted(name, weights, pieces)

@@ -14,13 +14,14 @@ from torch import Tensor
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.trace_scores import (
     Scores,
-    Tokens,
     counted_rows,
     estimated_exits,
     exits_by,
+    in_order,
+    positions_of,
     rule_at,
     running_maxima,
-    score_layers,
+    scores_by_exit_before,
     turning_values,
 )
 from eelib.tracing.trace import Trace
@@ -42,7 +43,7 @@ class Sweep:
     @cached_property
     def positions(self) -> Tensor:
         """Positions of the tokens, int64 [n]."""
-        return torch.tensor(self.trace.tokens["position"].to_numpy())
+        return positions_of(self.trace)
 
     @cached_property
     def highest(self) -> Tensor:
@@ -77,7 +78,7 @@ class SequentialSweep(Sweep):
     @cached_property
     def each(self) -> Tensor:
         """Running maxima of the scores [L+1, n, L-1]."""
-        return torch.stack([running_maxima(self.rule, part, self.positions) for part in self.found.score])
+        return running_maxima(self.rule, self.found.score, self.positions)
 
     @cached_property
     def highest(self) -> Tensor:
@@ -87,27 +88,13 @@ class SequentialSweep(Sweep):
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
         """As `eelib.exits.trace_scores.decide` gives them, one position after the other, for all values at once."""
-        table = torch.stack(
-            [torch.stack([exits_by(self.rule_at(v), part, self.positions) for part in self.each]) for v in values]
-        )
-        exits = torch.zeros(len(values), len(self.positions), dtype=torch.long)
-        setting = torch.arange(len(values))[:, None]
-        for position in self.positions.unique().tolist():
-            rows = (self.positions == position).nonzero()[:, 0]
-            before = exits[:, rows - 1] if position else exits[:, rows]
-            exits[:, rows] = table[setting, before, rows]
-        return iter(exits)
+        exits = [exits_by(self.rule_at(value), self.each, self.positions) for value in values]
+        return iter(in_order(torch.stack(exits), self.positions))
 
 
 def sequential_sweep(rule: ExitRule, trace: Trace) -> SequentialSweep:
     """The sweep of a rule whose gate needs "exit before" and no states."""
-    tokens = Tokens(trace)
-    every = torch.arange(len(tokens.final))
-    found = [
-        score_layers(rule, trace.layers, tokens.final, lambda layer: tokens.output(layer, every, before + 0 * every))
-        for before in range(trace.layers + 1)
-    ]
-    return SequentialSweep(rule, trace, Scores(torch.stack([one.score for one in found]), found[0].tokens))
+    return SequentialSweep(rule, trace, scores_by_exit_before(rule, trace))
 
 
 @dataclass(frozen=True)
@@ -129,9 +116,4 @@ class FreeSweep(Sweep):
 
     def exits(self, values: Sequence[float]) -> Iterator[Tensor]:
         """As `eelib.exits.trace_scores.decide` gives them."""
-        tokens, sequences = Tokens(self.trace), torch.tensor(self.trace.tokens["sequence"].to_numpy())
-        for value in values:
-            if value == self.trace.layers:
-                yield torch.full((len(sequences),), self.trace.layers)
-            else:
-                yield estimated_exits(self.rule_at(value), self.found, tokens, sequences)
+        return (estimated_exits(self.rule_at(value), self.found, self.trace) for value in values)
