@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import rel_entr
 from scipy.stats import binom
 
 from eelib.common.errors import InputError
@@ -68,37 +69,24 @@ def split(tasks: Mapping[str, Collection[str]], share: float = 0.5, seed: int = 
 
 @dataclass(frozen=True)
 class Choice:
-    """A threshold, or None with the `reason` in one line; `at` is its index among the values.
+    """A threshold, or None; `at` is its index among the values.
 
-    `certified`: the bound that holds for it. `n`: the number of units used to choose it.
+    `certified`: the bound that holds for it, or, in one line, why there is no threshold.
     """
 
     threshold: float | None
-    certified: str
-    n: int
-    reason: str = ""
-    at: int | None = None
+    at: int | None
+    certified: str = ""
 
 
 def by_agreement(curve: Curve, least: float) -> Choice:
     """The lowest threshold of a curve from which on at least a share `least` of the tokens is full depth's."""
-    check_values(curve.values.tolist(), int(curve.tokens.sum()))
-    check_level("agreement", least, closed=True)
-    what = f"agreement of at least {least:.6g} on the calibration side"
-    below, n = np.flatnonzero(curve.agreement < least), len(curve.groups)
+    below = np.flatnonzero(curve.agreement < least)
     at = int(below[-1]) + 1 if len(below) else 0
-    if at == len(curve.values):
-        highest = f"the highest is {curve.agreement.max():.6g}"
-        return Choice(None, "nothing", n, f"no threshold reaches {what}: {highest}")
-    return Choice(float(curve.values[at]), what, n, "", at)
+    return Choice(float(curve.values[at]), at) if at < len(curve.values) else Choice(None, None)
 
 
 # ---- with a guarantee
-
-
-def losses_of(curve: Curve) -> np.ndarray:
-    """Losses [G, K] of a curve's G groups at its K thresholds: 1 where any token differs from full depth's, else 0."""
-    return (curve.tokens[:, None] > curve.agreed).astype(float)
 
 
 def learn_then_test(
@@ -120,7 +108,7 @@ def learn_then_test(
     check_level("delta", delta)
     if way not in WAYS:
         raise InputError(f"way {way!r} is not known; allowed: {', '.join(WAYS)}")
-    n, count = table.shape
+    count = len(values)
     tests = count if way == "bonferroni" else 1
     rejected = p_values(table, epsilon) <= delta / tests
     if way == "fixed sequence":
@@ -129,11 +117,9 @@ def learn_then_test(
     at = max(0, first - 1) if as_published else first
     if at == count:
         least = smallest_for_test(epsilon, delta, tests)
-        return Choice(None, "nothing", n, unable(table, epsilon, least, f" at delta {delta:g}"))
-    bound = f"risk at most {epsilon:g}, but for a chance of {delta:g}"
-    moved = "nothing" if first == count else f"nothing: {bound}, holds of the next higher threshold"
-    certified = bound if at == first else moved
-    return Choice(float(values[at]), certified, n, "", at)
+        return Choice(None, None, unable(table, epsilon, least, f" at delta {delta:g}"))
+    certified = f"risk at most {epsilon:g}, but for a chance of {delta:g}" if at == first else "nothing"
+    return Choice(float(values[at]), at, certified)
 
 
 def conformal_risk_control(losses: ArrayLike, values: Sequence[float], epsilon: float) -> Choice:
@@ -142,13 +128,12 @@ def conformal_risk_control(losses: ArrayLike, values: Sequence[float], epsilon: 
     A unit's loss counts as its highest at this or any higher value, since the guarantee is for losses that only fall.
     """
     table = checked(losses, values, epsilon)
-    n = len(table)
     falling = np.maximum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
-    met = (falling.sum(axis=0) + 1) / (n + 1) <= epsilon + 1e-12
+    met = (falling.sum(axis=0) + 1) / (len(table) + 1) <= epsilon + 1e-12
     if not met[-1]:
-        return Choice(None, "nothing", n, unable(table, epsilon, smallest_for_control(epsilon), ""))
+        return Choice(None, None, unable(table, epsilon, smallest_for_control(epsilon), ""))
     at = int(met.argmax())
-    return Choice(float(values[at]), f"mean risk at most {epsilon:g}", n, "", at)
+    return Choice(float(values[at]), at, f"mean risk at most {epsilon:g}")
 
 
 def p_values(losses: np.ndarray, epsilon: float) -> np.ndarray:
@@ -160,11 +145,9 @@ def p_values(losses: np.ndarray, epsilon: float) -> np.ndarray:
     if np.isin(losses, (0.0, 1.0)).all():
         return binom.cdf(losses.sum(axis=0), n, epsilon)
     below = np.minimum(mean, epsilon)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        first = np.where(below > 0, below * np.log(below / epsilon), 0.0)
-    rest = np.where(below < 1, (1 - below) * np.log((1 - below) / (1 - epsilon)), 0.0)
+    hoeffding = np.exp(-n * (rel_entr(below, epsilon) + rel_entr(1 - below, 1 - epsilon)))
     bentkus = math.e * binom.cdf(np.ceil(losses.sum(axis=0) - 1e-9), n, epsilon)
-    return np.minimum(np.exp(-n * (first + rest)), bentkus).clip(max=1.0)
+    return np.minimum(hoeffding, bentkus).clip(max=1.0)
 
 
 def smallest_for_test(epsilon: float, delta: float, tests: int = 1) -> int:
@@ -181,31 +164,21 @@ def smallest_for_control(epsilon: float) -> int:
 
 
 def checked(losses: ArrayLike, values: Sequence[float], epsilon: float) -> np.ndarray:
-    """Losses as float64 [n, K]; InputError, one line, for what can't be used."""
+    """Losses as float64 [n, K]; InputError for what can't be used."""
     check_level("epsilon", epsilon)
-    try:
-        table, values = np.asarray(losses, dtype=float), np.asarray(values, dtype=float).tolist()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"losses and thresholds must be numbers, rows of losses of one length ({error})") from error
-    if table.ndim != 2 or table.shape[1] != len(values):
+    table = np.asarray(losses, dtype=float)
+    if not table.size or table.shape[1:] != (len(values),):
         raise InputError(f"losses must be [n, {len(values)}], a column for each threshold, not {list(table.shape)}")
-    check_values(values, len(table))
+    if not (np.diff(values) > 0).all():
+        raise InputError("thresholds must rise")
     if not ((table >= 0) & (table <= 1)).all():
         raise InputError("losses must lie within 0 and 1")
     return table
 
 
-def check_values(values: Sequence[float], n: int) -> None:
-    """InputError where there are no units to calibrate on, or thresholds that don't rise."""
-    if n < 1:
-        raise InputError("the calibration split is empty")
-    if not len(values) or np.isnan(values).any() or (np.diff(values) <= 0).any():
-        raise InputError("thresholds must rise, and there must be at least one")
-
-
-def check_level(name: str, level: float, closed: bool = False) -> None:
-    """InputError where a share is not between 0 and 1; `closed`: it may be 1."""
-    if not isinstance(level, Real) or not (0 < level < 1 or (closed and level == 1)):
+def check_level(name: str, level: float) -> None:
+    """InputError where a share is not between 0 and 1."""
+    if not isinstance(level, Real) or not 0 < level < 1:
         raise InputError(f"{name} {level!r} is not allowed; it must lie between 0 and 1")
 
 

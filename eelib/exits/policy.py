@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,9 @@ from scipy.stats import beta
 from eelib.common.errors import InputError
 from eelib.common.files import write_atomically
 from eelib.common.values import check_whole
-from eelib.exits.calibration import check_level, learn_then_test, losses_of, split
+from eelib.exits.calibration import check_level, learn_then_test, split
 from eelib.exits.exit_rule import ExitRule, check_exit_layers
-from eelib.exits.gates.gate import NO_EXIT, Gate, gate_named
-from eelib.exits.gates.state import TrainedGate
+from eelib.exits.gates.gate import NO_EXIT, gate_named
 from eelib.exits.trace_scores import Curve, curve, make_scores, scores
 from eelib.models.model import Model
 from eelib.tasks.task import Task
@@ -34,8 +33,8 @@ from eelib.tracing.trace import Trace
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
 FORM = 4  # of the file
+TYPES = {str: "a text", dict: "names with values"}  # of the file's fields
 RISK = ("estimate", "low", "high", "units")  # of a kind of task
-OLD = {"exits": "exit_layers", "keys": "kv_policy", "first_tokens": "full_depth_tokens"}  # words of form 1
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,8 @@ class Policy:
 
     def check(self, model: Model) -> None:
         """InputError where the policy was made for other weights or another head."""
-        for what, mine, now in (
-            ("weights", self.model_hash, model.hash),
-            ("output head", self.head_hash, head_hash(model)),
-        ):
+        weights, head = (self.model_hash, model.hash), (self.head_hash, head_hash(model))
+        for what, (mine, now) in (("weights", weights), ("output head", head)):
             if mine != now:
                 raise InputError(
                     f"the policy was calibrated for {self.model} with other {what} (hash {mine[:12]}) than those of "
@@ -98,7 +95,7 @@ class Policy:
                 f"{', '.join(self.thresholds)}"
             )
         gate = gate_named(self.gate, model, **self.gate_parameters)
-        if weights_of(gate) != self.gate_hash:
+        if getattr(gate, "weights_hash", "") != self.gate_hash:
             raise InputError(f"gate {self.gate} of {model.name} was trained anew since the policy was calibrated")
         value = self.thresholds[kind]
         if value is None:
@@ -126,8 +123,6 @@ class Policy:
         """Read a policy. InputError, one line, for a file that is not one, or that has an earlier form."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if old := [f"{word!r} is now {now!r}" for word, now in OLD.items() if word in content]:
-                raise ValueError("; ".join(old))
             if content.pop("form") != FORM or {field.name for field in fields(cls)} != set(content):
                 raise ValueError("its fields are not those of this version")
             check_fields(content)
@@ -144,12 +139,10 @@ def is_number(value: Any) -> bool:
 
 def check_fields(content: dict[str, Any]) -> None:
     """ValueError or InputError that names the first wrong field of a policy's file."""
-    texts = ("model", "model_hash", "head_hash", "gate", "gate_hash", "kv_policy", "date")
-    mappings = ("gate_parameters", "thresholds", "calibrated_on", "certified", "risks", "max_new_tokens")
-    for names, form, what in ((texts, str, "a text"), (mappings, dict, "names with values")):
-        for name in names:
-            if not isinstance(content[name], form):
-                raise ValueError(f"{name} {content[name]!r} is not allowed; it must be {what}")
+    for field in fields(Policy):
+        kind, value = get_origin(field.type) or field.type, content[field.name]
+        if kind in TYPES and not isinstance(value, kind):
+            raise ValueError(f"{field.name} {value!r} is not allowed; it must be {TYPES[kind]}")
     if content["kv_policy"] not in EXACT:  # under another one, a trace does not show which outputs differ
         raise ValueError(f"kv_policy {content['kv_policy']!r} has no certified risk; allowed: {', '.join(EXACT)}")
     check_exit_layers(content["exit_layers"])
@@ -168,11 +161,6 @@ def check_fields(content: dict[str, Any]) -> None:
     for kind, risk in content["risks"].items():
         if not isinstance(risk, dict) or set(risk) != set(RISK) or not all(map(is_number, risk.values())):
             raise ValueError(f"risks of {kind} {risk!r} are not allowed; they must be numbers: {', '.join(RISK)}")
-
-
-def weights_of(gate: Gate) -> str:
-    """The hash of a trained gate's weights; "" for other gates."""
-    return gate.weights_hash if isinstance(gate, TrainedGate) else ""
 
 
 def head_hash(model: Model) -> str:
@@ -238,43 +226,40 @@ def calibrate(
     of_rows = {name: made.tokens["group"].map(units[name]) for name, made in traces.items()}
     halves = split({name: set(of_rows[name]) for name in traces}, share, seed)
     others = split({name: half.report for name, half in halves.items()}, 1 / 3, seed)
-    kinds: dict[str, list[str]] = {}
-    for name in traces:
-        kinds.setdefault(tasks[name].kind, []).append(name)
-    thresholds, certified, risks, longest = {}, {}, {}, {}
-    based: dict[str, dict[str, Any]] = {}
+    calibrating = {name: halves[name].sides(of_rows[name])[0] for name in traces}
+    tested, reporting = ({name: others[name].sides(of_rows[name])[side] for name in traces} for side in (0, 1))
     for name, made in traces.items():
         make_scores(model, tasks[name], made, [rule], progress=False)
     found = {name: scores(rule, made) for name, made in traces.items()}
-    calibrating = {name: halves[name].sides(of_rows[name])[0] for name in traces}
-    tested, reporting = ({name: others[name].sides(of_rows[name])[side] for name in traces} for side in (0, 1))
-    for kind, names in kinds.items():
+
+    def losses(names: list[str], rows: dict[str, np.ndarray], grid: list[float]) -> np.ndarray:
+        curves = {name: curve(rule, found[name], traces[name], rows[name], grid, ends=True) for name in names}
+        return losses_by_unit(curves, units)
+
+    thresholds, certified, risks, longest = {}, {}, {}, {}
+    for kind in dict.fromkeys(tasks[name].kind for name in traces):
+        names = [name for name in traces if tasks[name].kind == kind]
         grid = grid_of(rule, [found[name].score.numpy()[tested[name]] for name in names])
-        losses, held_out = (
-            losses_by_unit(
-                {name: curve(rule, found[name], traces[name], rows[name], grid, ends=True) for name in names}, units
-            )
-            for rows in (calibrating, reporting)
-        )
-        based |= {name: {"task_hash": tasks[name].hash, "groups": len(halves[name].calibration)} for name in names}
         longest[kind] = min(traces[name].manifest["settings"]["max_new_tokens"] for name in names)
-        choice = learn_then_test(losses, grid, epsilon, delta)
-        thresholds[kind], certified[kind] = choice.threshold, choice.reason or choice.certified
+        choice = learn_then_test(losses(names, calibrating, grid), grid, epsilon, delta)
+        thresholds[kind], certified[kind] = choice.threshold, choice.certified
         if choice.at is not None:
-            risks[kind] = risk_of(held_out[:, choice.at])
+            risks[kind] = risk_of(losses(names, reporting, grid)[:, choice.at])
     return Policy(
         model=model.name,
         model_hash=model.hash,
         head_hash=head_hash(model),
         gate=gate,
         gate_parameters={name: str(one) if isinstance(one, Path) else one for name, one in parameters.items()},
-        gate_hash=weights_of(rule.gate),
+        gate_hash=getattr(rule.gate, "weights_hash", ""),
         exit_layers=rule.exit_layers,
         minimum_layer=rule.minimum_layer,
         full_depth_tokens=rule.full_depth_tokens,
         kv_policy=kv_policy,
         thresholds=thresholds,
-        calibrated_on=based,
+        calibrated_on={
+            name: {"task_hash": tasks[name].hash, "groups": len(halves[name].calibration)} for name in traces
+        },
         certified=certified,
         risks=risks,
         max_new_tokens=longest,
@@ -308,9 +293,10 @@ def losses_by_unit(curves: Mapping[str, Curve], units: Mapping[str, Mapping[str,
     """Losses [units, K]: 1 where any token of a text differs, else 0, averaged over the tasks that have the text, since
     the tests need independent units. `units`: by task, {group: the name of its text}.
     """
-    parts = [
-        pd.DataFrame(losses_of(one), index=[units[name][group] for group in one.groups]) for name, one in curves.items()
-    ]
+    parts = []
+    for name, one in curves.items():
+        lost = one.tokens[:, None] > one.agreed
+        parts.append(pd.DataFrame(lost.astype(float), index=[units[name][group] for group in one.groups]))
     return pd.concat(parts).groupby(level=0).mean().to_numpy()
 
 

@@ -27,11 +27,11 @@ from eelib.models.model import Model
 NO_EXIT = -torch.inf  # the score where a gate can't let a token exit
 FILES = ("readout", "state", "schedule")  # beside this one, with the library's gates
 GROUP = "eelib.gates"  # entry points of other packages: a gate's name, and its class
-TYPES: dict[str, tuple[type, str]] = {  # of parameters, by name: what a value has to be
-    "bool": (bool, "True or False"),
-    "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
-    "str": (str, "a text"),
+TYPES: dict[type, tuple[type, str]] = {  # of parameters: what a value has to be
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
 }
 GateState = dict[str, Tensor]  # of each token, first dimension n
 
@@ -141,7 +141,6 @@ def check_parameters(name: str, given: Mapping[str, object], allowed: Mapping[st
     if unknown := [parameter for parameter in given if parameter not in allowed]:
         raise InputError(f"gate {name} has no parameter {unknown[0]!r}; allowed: {', '.join(allowed) or 'none'}")
     for parameter, value in given.items():
-        declared = allowed[parameter]
-        kind, what = TYPES.get(str(getattr(declared, "__name__", declared)), (object, ""))
+        kind, what = TYPES.get(allowed[parameter], (object, ""))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind in (Integral, Real)):
             raise InputError(f"gate {name}: {parameter} {value!r} is not allowed; it must be {what}")
