@@ -250,7 +250,7 @@ def test_promises_are_kept_and_a_way_that_is_too_bold_is_seen(monkeypatch):
 
     def bold(losses):
         met = losses.mean(axis=0) <= coverage.EPSILON  # without any allowance for chance
-        return Choice(0.0, "", len(losses), "", int(met.argmax()))
+        return Choice(0.0, int(met.argmax()))
 
     name = f"{coverage.TEST}, fixed sequence"
     monkeypatch.setattr(coverage, "ways", lambda _: {name: bold})
