@@ -8,7 +8,6 @@ While the promise holds, the probability that the amount ever reaches 1 / alpha 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from eelib.models.model import Model
 from eelib.tasks.task import Task
 
 BETS = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)  # so many times the promised risk; the amount is spread evenly over them
-OPTIONS = ("batch_size", "max_new_tokens", "draft_length")
 
 
 @dataclass
@@ -107,21 +105,22 @@ class Service:
         """Whether tokens may exit early."""
         return self.alarm.at is None and not (self.kill is not None and self.kill.exists())
 
-    def generate(self, task: Task | list[str], **options: Any) -> GenerateOutput:
-        """`eelib.generate` by the policy, or at full depth where early exit has ended; `options`: its batch_size,
-        max_new_tokens, and draft_length, which full depth does not use. `seconds` does not include the comparison.
+    def generate(
+        self, task: Task | list[str], draft_length: int | None = None, batch_size: int = 8, max_new_tokens: int = 64
+    ) -> GenerateOutput:
+        """`eelib.generate` by the policy, or, where early exit has ended, at full depth, which drafts nothing.
+
+        `seconds` does not include the comparison.
         """
-        if unknown := [name for name in options if name not in OPTIONS]:
-            raise InputError(f"a service takes no {unknown[0]}=; allowed: {', '.join(OPTIONS)}")
         asked = task if isinstance(task, Task) else Task.from_prompts(task)
-        plain = {name: value for name, value in options.items() if name != "draft_length"}
+        size = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         if not self.early:
             self.served += len(asked)
-            return generate(self.model, asked, **plain)
-        made = generate(self.model, asked, policy=self.policy, **options)
+            return generate(self.model, asked, **size)
+        made = generate(self.model, asked, policy=self.policy, draft_length=draft_length, **size)
         picked = np.flatnonzero(self.random.random(len(asked)) < self.share).tolist()
         if picked:
-            full = generate(self.model, asked.pick(picked), **plain)
+            full = generate(self.model, asked.pick(picked), **size)
             ours, true = (one.tokens.groupby("sequence")["token_id"].agg(list) for one in (made, full))
             for place, number in enumerate(picked):
                 self.alarm.see(float(ours[number] != true[place]))
