@@ -21,7 +21,6 @@ from eelib.exits.calibration import (
     by_agreement,
     conformal_risk_control,
     learn_then_test,
-    losses_of,
     p_values,
     smallest_for_control,
     smallest_for_test,
@@ -30,7 +29,7 @@ from eelib.exits.calibration import (
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
 from eelib.exits.gates.state import StateClassifier, save_gate
-from eelib.exits.policy import Policy, calibrate
+from eelib.exits.policy import Policy, calibrate, units_of
 from eelib.exits.trace_scores import curve
 from eelib.tasks.task import Task
 from eestudy.exits.shadow import DriftAlarm, Service, bets
@@ -43,30 +42,25 @@ def ones(n, *counts):
     return np.stack([np.arange(n) < count for count in counts], axis=1).astype(float)
 
 
-def test_the_fewest_units_are_those_that_certify_and_one_less_does_not():
-    assert smallest_for_test(0.05, 0.1) == 45 and smallest_for_control(0.05) == 19
-    for epsilon, delta in [(0.05, 0.1), (0.1, 0.1), (0.2, 0.05), (0.5, 0.5), (0.01, 0.2), (0.25, 0.9)]:
-        n = smallest_for_test(epsilon, delta)
-        assert learn_then_test(ones(n, 0), [1.0], epsilon, delta).threshold == 1.0
-        assert n == 1 or learn_then_test(ones(n - 1, 0), [1.0], epsilon, delta).threshold is None
-        n = smallest_for_test(epsilon, delta, tests=4)
-        some = learn_then_test(ones(n, *[0] * 4), VALUES, epsilon, delta, way="bonferroni")
-        assert some.threshold == 0.1 and n > smallest_for_test(epsilon, delta)
-        n = smallest_for_control(epsilon)
-        assert conformal_risk_control(ones(n, 0), [1.0], epsilon).threshold == 1.0
-        assert n == 1 or conformal_risk_control(ones(n - 1, 0), [1.0], epsilon).threshold is None
+@pytest.mark.parametrize("epsilon, delta", [(0.05, 0.1), (0.2, 0.05), (0.25, 0.9)])
+def test_the_fewest_units_are_those_that_certify_and_one_less_does_not(epsilon, delta):
+    test = partial(learn_then_test, epsilon=epsilon, delta=delta)
+    control = partial(conformal_risk_control, epsilon=epsilon)
+    for way, n in ((test, smallest_for_test(epsilon, delta)), (control, smallest_for_control(epsilon))):
+        assert way(ones(n, 0), [1.0]).threshold == 1.0
+        assert n == 1 or way(ones(n - 1, 0), [1.0]).threshold is None
+    n = smallest_for_test(epsilon, delta, tests=4)
+    assert test(ones(n, *[0] * 4), VALUES, way="bonferroni").threshold == 0.1 and n > smallest_for_test(epsilon, delta)
 
 
 def test_learn_then_test_goes_down_until_one_is_not_rejected():
     """n = 100 at (0.1, 0.1): P(Bin(100, 0.1) <= 5) = 0.058 and <= 6: 0.117."""
-    assert binom.cdf(5, 100, 0.1) < 0.1 < binom.cdf(6, 100, 0.1)
     table = ones(100, 5, 6, 5, 0)
     found = learn_then_test(table, VALUES, 0.1, 0.1)
-    assert (found.threshold, found.at, found.n) == (0.3, 2, 100)  # not 0.1, below one that failed
-    assert found.certified == "risk at most 0.1, but for a chance of 0.1" and not found.reason
-    next_higher = f"nothing: {found.certified}, holds of the next higher threshold"
+    assert (found.threshold, found.at) == (0.3, 2)  # not 0.1, below one that failed
+    assert found.certified == "risk at most 0.1, but for a chance of 0.1"
     every, none = ones(100, 1, 1, 1, 0), ones(100, 9, 9, 9, 9)
-    for losses, *wanted in ((table, 0.2, next_higher), (every, 0.1, found.certified), (none, 0.4, "nothing")):
+    for losses, *wanted in ((table, 0.2, "nothing"), (every, 0.1, found.certified), (none, 0.4, "nothing")):
         published = learn_then_test(losses, VALUES, 0.1, 0.1, as_published=True)
         assert [published.threshold, published.certified] == wanted
     assert learn_then_test(ones(100, 3, 6, 5, 0), VALUES, 0.1, 0.1, way="bonferroni").threshold == 0.1
@@ -76,9 +70,12 @@ def test_learn_then_test_goes_down_until_one_is_not_rejected():
 def test_conformal_risk_control_by_hand():
     """n = 99 at 0.1: (losses + 1) / 100 <= 0.1, so at most nine."""
     found = conformal_risk_control(ones(99, 11, 10, 9, 2), VALUES, 0.1)
-    assert (found.threshold, found.certified, found.n) == (0.3, "mean risk at most 0.1", 99)
+    assert (found.threshold, found.at, found.certified) == (0.3, 2, "mean risk at most 0.1")
     rising = ones(99, 1, 1, 11, 2)  # lower values lose less, but a unit's loss counts as its highest above
     assert conformal_risk_control(rising, VALUES, 0.1).threshold == 0.4
+    none = conformal_risk_control(ones(99, 9, 9, 9, 5), VALUES, 0.05)
+    assert (none.threshold, none.at) == (None, None)
+    assert none.certified.startswith("no threshold has a risk of at most 0.05: at the highest, 99 units lose")
 
 
 def test_p_values_of_shares_hold_by_hand_and_are_never_below_the_exact_ones_of_the_same_mean():
@@ -86,50 +83,33 @@ def test_p_values_of_shares_hold_by_hand_and_are_never_below_the_exact_ones_of_t
     hoeffding = math.exp(-n * (0.02 * math.log(0.2) + 0.98 * math.log(0.98 / 0.9)))
     bentkus = math.e * binom.cdf(2, n, epsilon)
     assert p_values(np.full((n, 1), 0.02), epsilon) == pytest.approx([min(hoeffding, bentkus)])
-    binary = ones(n, 1, 3, 9, 59)
-    halves = binary.copy()
+    halves = ones(n, 1, 3, 9, 59)
     halves[[0, -1]] = 0.5  # the same sums, as shares
-    assert (p_values(halves, epsilon) >= p_values(binary, epsilon)).all()
-    assert p_values(binary, epsilon) == pytest.approx(binom.cdf([1, 3, 9, 59], n, epsilon))
+    assert (p_values(halves, epsilon) >= p_values(ones(n, 1, 3, 9, 59), epsilon)).all()
     assert p_values(np.full((n, 1), 0.5), epsilon) == [1.0]
 
 
-def test_agreement_and_losses_of_a_curve():
+def test_the_lowest_threshold_from_which_on_enough_tokens_agree():
     trace, rule = Made(), ExitRule(gate_named("confidence"))
     one = curve(rule, trace.scores(rule), trace)
     for share in (0.8, 1.0):
         found = by_agreement(one, share)
-        assert one.agreement[found.at :].min() >= share > one.agreement[found.at - 1] and found.n == 12
+        assert one.agreement[found.at :].min() >= share > one.agreement[found.at - 1]
         assert found.threshold == one.values[found.at]
-    assert losses_of(one).tolist() == (one.agreed < one.tokens[:, None]).astype(int).tolist()
-    assert losses_of(one)[:, -1].sum() == 0  # at the highest threshold all layers run
+    assert by_agreement(one, 1.1).threshold is None
 
 
-@pytest.mark.parametrize(
-    "parts, call",
-    [
-        ("calibration split is empty", lambda: learn_then_test(np.zeros((0, 4)), VALUES, 0.1, 0.1)),
-        (["epsilon 0", "between 0 and 1"], lambda: learn_then_test(ones(9, 0), [1.0], 0, 0.1)),
-        (["delta 1.5"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 1.5)),
-        (["within 0 and 1"], lambda: conformal_risk_control(ones(9, 0) + math.nan, [1.0], 0.1)),
-        (["[n, 4]", "[9, 1]"], lambda: conformal_risk_control(ones(9, 0), VALUES, 0.1)),
-        (["must rise"], lambda: conformal_risk_control(ones(9, 0, 0), [2.0, 1.0], 0.1)),
-        (["must rise"], lambda: learn_then_test(ones(60, 0, 0), [math.nan, 1.0], 0.05, 0.1)),
-        (["must be numbers"], lambda: learn_then_test([[0, 1], [0]], [1.0, 2.0], 0.1, 0.1)),
-        (["must be numbers"], lambda: conformal_risk_control(ones(9, 0), ["a"], 0.1)),
-        (["epsilon 'x'"], lambda: conformal_risk_control(ones(9, 0), [1.0], "x")),
-        (["way 'Bonferroni'", "bonferroni"], lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="Bonferroni")),
-    ],
-)
-def test_bad_losses_and_bounds_are_one_line(parts, call, one_line):
-    one_line(InputError, parts, call)
-
-
-def test_where_nothing_can_be_certified_the_reason_says_so():
-    few, bad = learn_then_test(ones(30, 0), [1.0], 0.05, 0.1), conformal_risk_control(ones(99, 9, 5), [0.1, 0.2], 0.05)
-    assert (few.threshold, few.certified, bad.threshold) == (None, "nothing", None)
-    assert few.reason == "30 units can't certify a risk of 0.05 at delta 0.1: at least 45 are needed, without a loss"
-    assert bad.reason.startswith("no threshold has a risk of at most 0.05: at the highest, 99 units lose")
+def test_bad_losses_and_bounds_are_one_line(one_line):
+    for message, losses, values, epsilon in (
+        ("[n, 4], a column for each threshold, not [9, 1]", ones(9, 0), VALUES, 0.1),
+        ("not [0, 1]", np.zeros((0, 1)), [1.0], 0.1),
+        ("within 0 and 1", ones(9, 0) + math.nan, [1.0], 0.1),
+        ("must rise", ones(9, 0, 0), [math.nan, 1.0], 0.1),
+        ("epsilon 'x' is not allowed; it must lie between 0 and 1", ones(9, 0), [1.0], "x"),
+    ):
+        one_line(InputError, message, lambda: conformal_risk_control(losses, values, epsilon))
+    one_line(InputError, "delta 1.5", lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 1.5))
+    one_line(InputError, "way 'Bonferroni'", lambda: learn_then_test(ones(9, 0), [1.0], 0.1, 0.1, way="Bonferroni"))
 
 
 # ---- halves
@@ -141,17 +121,16 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("seed, share", [(0, 0.5), (1, 0.3)])
-def test_groups_are_parted_once_and_for_all(seed, share, one_line):
+def test_groups_are_parted_once_and_for_all(one_line):
     """In whatever order they stand; rows go with their groups."""
-    found = split(GROUPS, share, seed)
+    found = split(GROUPS, 0.3, seed=1)
     for name, (first, second) in found.items():
         assert not first & second and first | second == set(GROUPS[name])
-        assert abs(len(first) - share * len(set(GROUPS[name]))) <= 0.5
+        assert abs(len(first) - 0.3 * len(set(GROUPS[name]))) <= 0.5
         rows = np.repeat(GROUPS[name], 2)
         assert [set(rows[side]) for side in found[name].sides(rows)] == [first, second]
     assert not found["a"].calibration & found["b"].report and not found["a"].report & found["b"].calibration
-    assert found == split(GROUPS, share, seed) != split(GROUPS, share, seed + 1)
+    assert found == split(GROUPS, 0.3, seed=1) != split(GROUPS, 0.3, seed=2)
     assert split({"a": GROUPS["a"][::-1]}) == split({"a": GROUPS["a"]})
     assert [side.sum() for side in split({"a": [1, 2, 3, 4]})["a"].sides([1, 2, 3, 4])] == [2, 2]  # numbers, too
     one_line(InputError, ["task a", "1 groups"], lambda: split({"a": ["1"]}))
@@ -196,7 +175,6 @@ def test_a_policy_exits_as_its_rule_would(setting, policy, tmp_path):
 
 def test_a_policy_holds_for_outputs_as_long_as_its_traces_have(setting, policy, one_line):
     """Longer ones differ more often; of verified exits none does."""
-    assert policy.max_new_tokens == {"prompts": 6}
     for call in (eelib.generate, eelib.forecast):
         longer = partial(call, setting[0], task=PROMPTS, policy=policy, max_new_tokens=7)
         one_line(InputError, ["max_new_tokens 7 is not allowed", "at most 6"], longer)
@@ -209,7 +187,7 @@ def test_a_policy_of_a_gate_in_a_folder_is_read_back(setting, tmp_path):
     model = setting[0]
     gate = StateClassifier.of(StateClassifier.build(model.hidden_size), model.name, model.hash)
     save_gate(gate, tmp_path, model, {})
-    made = calibrate(*setting, "classifier", **HALF | {"epsilon": np.float32(0.5)}, folder=tmp_path)
+    made = calibrate(*setting, "classifier", epsilon=np.float32(0.5), delta=0.5, folder=tmp_path)
     made.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == made and made.gate_hash == gate.weights_hash
 
@@ -232,20 +210,20 @@ def test_the_risk_is_of_outputs_that_differ(setting, policy):
 def test_where_nothing_is_certified_all_layers_run(setting):
     """Whatever the length of drafts that is asked for."""
     made = calibrate(*setting, kv_policy="verified", epsilon=0.01, delta=0.1)
-    assert made.thresholds == {"prompts": None} and "at least 230 are needed" in made.certified["prompts"]
+    assert made.thresholds == {"prompts": None} and not made.risks
+    reason = "45 units can't certify a risk of 0.01 at delta 0.1: at least 230 are needed, without a loss"
+    assert made.certified == {"prompts": reason} and made.to_frame()["threshold"].isna().all()
     found = eelib.generate(setting[0], PROMPTS, policy=made, draft_length=2, max_new_tokens=4)
     assert (found.tokens["exit_layer"] == setting[0].layers).all()
 
 
 BAD_GATES = [
-    ({"gate": "mine"}, "gate 'mine' is not known"),
     ({"gate": "schedule", "gate_parameters": {"least": "4"}}, "least '4' is not allowed; it must be a whole number"),
     ({"gate": "entropy", "gate_parameters": {"name": "x"}}, "no parameter 'name'"),
-    ({"gate": "entropy", "gate_parameters": {"model": "x"}}, "no parameter 'model'"),
-    ({"gate": "shortlist", "gate_parameters": {"layer": 99}}, "shortlist: layer 99"),
     ({"gate": "schedule", "gate_parameters": {"most": 99}}, "most 99; allowed are layers 1 to"),
     ({"gate": "schedule", "gate_parameters": {"longest": 10**30}}, "longest of 1 to"),
     ({"gate": "lstm", "gate_parameters": {"folder": 3}}, "folder 3 of gate lstm"),
+    ({"gate_hash": "another"}, "was trained anew since the policy was calibrated"),
 ]
 
 
@@ -265,56 +243,48 @@ def test_a_policy_is_refused_for_what_it_was_not_made_for(setting, policy, folde
         one_line(InputError, message, lambda: eelib.generate(model, task, **asked))
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"form": 1}', '{"form": 4, "model": "x"}', 10**5 * "["])
-def test_a_file_that_is_no_policy(tmp_path, content, one_line):
-    (tmp_path / "policy.json").write_text(content)
-    one_line(InputError, "is no policy that can be read", lambda: Policy.load(tmp_path / "policy.json"))
+BAD_FIELDS = [
+    ("thresholds", {"prompts": "0.9"}),
+    ("thresholds", {"prompts": 10**400}),
+    ("thresholds", [0.9]),
+    ("gate", None),
+    ("kv_policy", "copy"),  # under which nobody has measured the certified risk
+    ("exit_layers", [2, 1]),
+    ("minimum_layer", "1"),
+    ("full_depth_tokens", -1),
+    ("epsilon", "0.1"),
+    ("delta", -3),
+    ("certified", {}),
+    ("risks", {"prompts": {"share": 5}}),
+    ("max_new_tokens", {"prompts": 0}),
+    ("keys", "copy"),  # no field of this form
+]
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("thresholds", {"prompts": "0.9"}),
-        ("thresholds", [0.9]),
-        ("kv_policy", "copy"),  # under which nobody has measured the certified risk
-        ("exit_layers", [2, 1]),
-        ("minimum_layer", "1"),
-        ("full_depth_tokens", -1),
-        ("gate_parameters", []),
-        ("epsilon", "0.1"),
-        ("epsilon", 7.0),
-        ("delta", -3),
-        ("thresholds", {"prompts": 10**400}),
-        ("certified", {}),
-        ("risks", {"prompts": 5}),
-        ("risks", {"prompts": {"share": 5}}),
-        ("max_new_tokens", {"prompts": 0}),
-        ("gate", None),
-        ("keys", "copy"),  # kv_policy of form 1
-    ],
-)
-def test_a_malformed_field_is_named(policy, tmp_path, one_line, name, value):
-    """A word of an older form, too, with the new one."""
-    path = tmp_path / "policy.json"
+def test_a_file_that_is_no_policy_is_one_line(policy, tmp_path, one_line):
+    """A malformed field is named."""
+    path, said = tmp_path / "policy.json", "is no policy that can be read"
     policy.save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    one_line(InputError, ["is no policy that can be read", name.removesuffix("s")], lambda: Policy.load(path))
+    content = json.loads(path.read_text())
+    for text in ("", "[]", '{"form": 1}', 10**5 * "["):
+        path.write_text(text)
+        one_line(InputError, said, lambda: Policy.load(path))
+    for name, value in BAD_FIELDS:
+        path.write_text(json.dumps(content | {name: value}))
+        named = name.removesuffix("s") if name in content else "its fields"
+        one_line(InputError, [said, named], lambda: Policy.load(path))
 
 
-def test_a_text_of_several_tasks_is_one_unit(setting, policy, tmp_path):
+def test_a_text_of_several_tasks_is_one_unit(setting, policy):
     """In whatever order it stands there; other texts are other units, though their rows have the same numbers."""
-    model, tasks, traces = setting
-    other = replace(tasks["made"], units=[f"in another language: {unit}" for unit in tasks["made"].units])
-    two = calibrate(model, {"a": tasks["made"], "b": other}, {"a": traces["made"], "b": traces["made"]}, **HALF)
+    (model, tasks, traces), task = setting, setting[1]["made"]
+    other = replace(task, units=[f"in another language: {unit}" for unit in task.units])
+    two = calibrate(model, {"a": task, "b": other}, {"a": traces["made"], "b": traces["made"]}, **HALF)
     assert two.risks == policy.risks  # the same sources
-    for texts, units in ((TEXTS[::-1], 30), ([f"{text}!" for text in TEXTS], 60)):
-        task = Task.from_prompts(texts)
-        made = eelib.trace(model, task, max_new_tokens=6, folder=tmp_path, progress=False)
-        two = calibrate(model, {"a": tasks["made"], "b": task}, {"a": traces["made"], "b": made}, **HALF)
-        assert two.risks["prompts"]["units"] == pytest.approx(units)
-        assert two.calibrated_on["a"]["groups"] == two.calibrated_on["b"]["groups"] == 45
-        if units == 30:
-            assert two.thresholds == pytest.approx(policy.thresholds, rel=0.01)  # quantiles of twice the scores
+    units = units_of(tasks | {"again": Task.from_prompts(TEXTS[::-1])})
+    assert list(units["again"].values()) == list(units["made"].values())[::-1]
+    units = units_of(tasks | {"others": Task.from_prompts([f"{text}!" for text in TEXTS])})
+    assert len({*units["made"].values(), *units["others"].values()}) == 2 * len(TEXTS)
 
 
 def test_what_can_not_be_calibrated_is_one_line(setting, one_line, tmp_path):
@@ -335,17 +305,13 @@ def test_what_can_not_be_calibrated_is_one_line(setting, one_line, tmp_path):
 
 def test_the_evidence_by_hand():
     """Of losses 0 and 1 it is the likelihood of each bet over that of the promise, averaged."""
-    alarm = DriftAlarm(0.1, 0.05)
+    alarm, losses = DriftAlarm(0.1, 0.05), (1, 0, 0.4, 0, 1)
     worse = [0.15, 0.2, 0.3, 0.5]
-    assert bets(0.1) == pytest.approx(worse) and bets(0.9) == pytest.approx([0.95])
-    assert alarm.evidence == 1.0
-    for loss in (1, 0, 0, 1):
+    assert bets(0.1) == pytest.approx(worse) and bets(0.9) == pytest.approx([0.95]) and alarm.evidence == 1.0
+    for loss in losses:
         alarm.see(loss)
-    assert alarm.evidence == pytest.approx(np.mean([b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) for b in worse]))
-    alarm.see(0.4)
-    stakes = [(b - 0.1) / 0.09 for b in worse]
-    parts = [b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) * (1 + s * 0.3) for b, s in zip(worse, stakes)]
-    assert alarm.evidence == pytest.approx(np.mean(parts))
+    likelier = [b**2 * (1 - b) ** 2 / (0.1**2 * 0.9**2) * (1 + (b - 0.1) / 0.09 * 0.3) for b in worse]
+    assert alarm.evidence == pytest.approx(np.mean(likelier))
     assert (alarm.seen, alarm.lost, alarm.at) == (5, 2.4, None)
     alarm = DriftAlarm(0.05, 0.01)  # it goes off at 1 / alpha, and stays on
     on = [alarm.see(0.1) for _ in range(30)] + [alarm.see(0) for _ in range(200)]
@@ -354,9 +320,9 @@ def test_the_evidence_by_hand():
     assert alarm.at == by_hand == on.index(True) + 1 and all(on[by_hand:]) and alarm.evidence < 1
 
 
-def service_of(model, threshold, risk=0.05, kv_policy="deferred", **more):
+def service_of(model, threshold, **more):
     """A service of a policy that was never calibrated."""
-    return Service(model, policy_of(model, {"prompts": threshold}, kv_policy=kv_policy), DriftAlarm(risk), **more)
+    return Service(model, policy_of(model, {"prompts": threshold}), DriftAlarm(0.05), **more)
 
 
 def test_a_service_goes_back_to_full_depth(model_of, tmp_path):
@@ -378,13 +344,11 @@ def test_a_service_goes_back_to_full_depth(model_of, tmp_path):
 def test_bad_alarms_and_services_are_one_line(model_of, folder_of, one_line):
     model = model_of("llama")
     coarse = eelib.load_model(str(folder_of("llama")), device="cpu", dtype="bfloat16")
-    one_line(InputError, "risk 0", lambda: DriftAlarm(0.0))
-    one_line(InputError, "alpha 1", lambda: DriftAlarm(0.1, 1.0))
+    one_line(InputError, "risk 0.1, alpha 1", lambda: DriftAlarm(0.1, 1.0))
     one_line(InputError, "loss 2", lambda: DriftAlarm(0.1).see(2))
     one_line(InputError, "share 2", lambda: service_of(model, 0.5, share=2))
     one_line(InputError, ["bfloat16", "share=0"], lambda: service_of(coarse, 0.5))
     assert service_of(coarse, 0.5, share=0).early
     one_line(InputError, "list of at least one string", lambda: service_of(model, 0.5).generate("Hello"))
-    one_line(InputError, "no policy=", lambda: service_of(model, 0.5).generate(PROMPTS, policy="policy.json"))
     other = policy_of(model, {"prompts": 0.5})
     one_line(InputError, "other weights", lambda: Service(model_of("gpt2"), other, DriftAlarm(0.1)))
