@@ -59,7 +59,7 @@ def sweeps(study: Study, gates: Iterable[str]) -> Iterator[tuple[str, str, Sweep
     rules = {gate: rule_of(study, gate) for gate in gates if gate not in (FREE, ORACLE, *FEATURES)}
     found = [rule for rule in rules.values() if rule]
     for task in halves(study):
-        make_scores(study.model, study.tasks[task], study.traces[task], found, progress=False)
+        make_scores(study.model, study.tasks[task], study.traces[task], found)
         yield from ((task, gate, sweep_of(study, task, gate)) for gate in gates if rules.get(gate, True))
 
 

@@ -309,7 +309,7 @@ def forecast(
         raise InputError("a forecast needs a gate, or exit_layers=(layer,) at which every token exits")
     with tempfile.TemporaryDirectory() as folder:
         made = trace(model, some, max_new_tokens, folder, progress=False)
-        make_scores(model, some, made, [rule], progress=False)
+        make_scores(model, some, made, [rule])
         plans = list(planned(rule, made).values())
     length, kv_policy = DRAFT_LENGTH if draft_length is None else draft_length, kv_policy_named(kv_policy, rule).name
     costs, prompt = pass_costs(model, batch_size), prompt_seconds(model, some, batch_size)

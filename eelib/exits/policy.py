@@ -229,7 +229,7 @@ def calibrate(
     calibrating = {name: halves[name].sides(of_rows[name])[0] for name in traces}
     tested, reporting = ({name: others[name].sides(of_rows[name])[side] for name in traces} for side in (0, 1))
     for name, made in traces.items():
-        make_scores(model, tasks[name], made, [rule], progress=False)
+        make_scores(model, tasks[name], made, [rule])
     found = {name: scores(rule, made) for name, made in traces.items()}
 
     def losses(names: list[str], rows: dict[str, np.ndarray], grid: list[float]) -> np.ndarray:

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from eelib.common.errors import InputError
 from eelib.common.files import exclusive
@@ -113,7 +112,7 @@ def needs_states(rule: ExitRule) -> bool:
     return not set(rule.gate.needs) <= IN_A_TRACE
 
 
-def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule], progress: bool = True) -> None:
+def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule]) -> None:
     """Score every token of a trace by the rules whose gates need states, and store the scores in the trace's folder.
 
     One pass over the known outputs makes all missing scores. InputError where the trace is of another model, dtype or
@@ -130,7 +129,7 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
     rules = [rule for rule in rules if needs_states(rule)]
     if all(intact(trace.folder, load_manifest(trace.folder), name_of(rule)) for rule in rules):
         return  # without the lock, which can't be had in a folder that can only be read
-    with exclusive(trace.folder, verbose=progress):  # a page has no place for it
+    with exclusive(trace.folder, verbose=False):  # a page has no place for it
         manifest = load_manifest(trace.folder)
         rules = [rule for rule in rules if not intact(trace.folder, manifest, name_of(rule))]
         if not rules:
@@ -141,16 +140,14 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
             prompts = [split_given(model, text)[0] for text in prompts]
         parts: list[list[Scores]] = [[] for _ in rules]
         tokens, start = Tokens(trace, model.device), 0
-        with tqdm(total=len(outputs), desc=f"{task.name} gates", unit="seq", disable=not progress) as bar:
-            for some in together([len(output) for output in outputs], AT_ONCE):
-                rows = slice(start, start + sum(map(len, outputs[some])))
-                start = rows.stop
-                states, _ = states_of(model, prompts[some], outputs[some])
-                now = partial(with_states, model, tokens, rows, states)
-                for part, rule in zip(parts, rules):
-                    found = score_layers(rule, model.layers, tokens.final[rows], now)
-                    part.append(Scores(*(each.cpu() for each in found)))
-                bar.update(len(outputs[some]))
+        for some in together([len(output) for output in outputs], AT_ONCE):
+            rows = slice(start, start + sum(map(len, outputs[some])))
+            start = rows.stop
+            states, _ = states_of(model, prompts[some], outputs[some])
+            now = partial(with_states, model, tokens, rows, states)
+            for part, rule in zip(parts, rules):
+                found = score_layers(rule, model.layers, tokens.final[rows], now)
+                part.append(Scores(*(each.cpu() for each in found)))
         for rule, part in zip(rules, parts):
             score, ids = (torch.cat(each).numpy() for each in zip(*part))
             columns = {"score": score.astype(np.float32), "token": ids.astype(np.int32)}

@@ -174,7 +174,7 @@ def test_exits_are_those_of_a_trace(gate, threshold, kv_policy, model_of, tmp_pa
     model, task, rule = model_of("gpt2"), Task.from_prompts(PROMPTS), ExitRule(gate_named(gate), threshold)
     found = eelib.forecast(model, rule, kv_policy, task=PROMPTS, max_new_tokens=8)
     trace = eelib.trace(model, task, max_new_tokens=8, folder=tmp_path, progress=False)
-    make_scores(model, task, trace, [rule], progress=False)
+    make_scores(model, task, trace, [rule])
     exits, scores = decide(rule, trace)
     agrees = scores.emitted(exits).numpy() == trace.tokens["token_id"].to_numpy()
     assert exits.min() < model.layers and (found.kv_policy, found.rows) == (kv_policy or "verified", model.vocab_size)

@@ -72,7 +72,7 @@ def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(
     assert not (gate in (*SIMPLE, *FEATURES, "patience", "shortlist") or name == "deep") or len(set(exits.tolist())) > 1
     if {"state", "head"} & set(rule.gate.needs):
         trace = traces.make(model, tmp_path)
-        make_scores(model, traces.TASK, trace, [rule], progress=False)
+        make_scores(model, traces.TASK, trace, [rule])
     exits, found = decide(rule, trace)
     whole = whole_scores(model, rule, model.tokenizer(traces.TASK.prompts)["input_ids"], by_sequence(trace), exits)
     assert torch.equal(found.score == NO_EXIT, whole.score == NO_EXIT)
@@ -190,7 +190,7 @@ def test_given_texts_are_scored_in_place(model_of, tmp_path):
     """By the states of the whole text; full depth's token is the model's, not the text's next one."""
     model, rule = model_of("llama"), ExitRule(gate_named("state_saturation"))
     trace = traces.make(model, tmp_path, given=True)
-    make_scores(model, traces.TASK, trace, [rule], progress=False)
+    make_scores(model, traces.TASK, trace, [rule])
     found = scores(rule, trace)
     texts = [text for text in model.tokenizer(traces.TASK.prompts)["input_ids"] if len(text) > 1]
     states = states_of(model, [text[:1] for text in texts], [text[1:] for text in texts])[0]
