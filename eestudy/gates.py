@@ -93,11 +93,10 @@ def rule_of(study: Study, gate: str) -> ExitRule | None:
         return ExitRule(gate_named(gate, **more), minimum_layer=minimum)
     given = p.get("gates_folder", "")
     folder = (in_project(given) if given else data_folder("gates")) / model.name
-    smaller = {"as_published": True} if gate == "lstm" else {}
-    has_larger, has_smaller = ((folder / file_name(gate, shape)).exists() for shape in ({}, smaller))
+    shapes: tuple[dict[str, bool], ...] = ({}, {"as_published": True}) if gate == "lstm" else ({},)
+    shape = next((one for one in shapes if (folder / file_name(gate, one)).exists()), {})
     try:
-        parameters = smaller if has_smaller and not has_larger else {}
-        return ExitRule(trained_gate(model, gate, folder, **parameters), minimum_layer=minimum)
+        return ExitRule(trained_gate(model, gate, folder, **shape), minimum_layer=minimum)
     except InputError as error:
         reason = str(error).partition("; train it")[0].replace(str(folder), f"{folder.parent.name}/{folder.name}")
         print(f"{reason}; it is left out.")
