@@ -14,7 +14,7 @@ from scipy.stats import beta
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder
-from eelib.exits.exit_rule import GRID, Constant, Decaying, Estimated, ExitRule, by_moments
+from eelib.exits.exit_rule import GRID, Decaying, Estimated, ExitRule, by_moments
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import TRAINED, Lstm, save_gate, trained_gate
 from eelib.exits.trace_scores import exits_by, name_of
@@ -127,7 +127,6 @@ def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     gate = gate_named("confidence")
     one_line(InputError, ["gate 'hunch'", "patience", "lstm"], lambda: gate_named("hunch"))
     one_line(InputError, ["no parameter 'temperature'", "least"], lambda: gate_named("schedule", temperature=1))
-    one_line(InputError, ["no parameter", "none"], lambda: gate_named("confidence", tau=1))
     one_line(InputError, "k 1 is not allowed", lambda: gate_named("shortlist", k=1))
     one_line(InputError, "1 <= least <= most", lambda: gate_named("schedule", least=4, most=2))
     for wrong in ("4", 1.5, True):
@@ -136,8 +135,7 @@ def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     for wrong in ((3, 2), (), (True,), "2"):
         one_line(InputError, [f"exit_layers {wrong!r}", "rising order"], lambda: ExitRule(gate, exit_layers=wrong))
     for wrong in ("0.9", float("nan"), True):
-        for made in (Constant, lambda value: ExitRule(gate, value)):
-            one_line(InputError, f"threshold {wrong!r}", lambda: made(wrong))
+        one_line(InputError, f"threshold {wrong!r}", lambda: ExitRule(gate, wrong))
     one_line(InputError, "minimum_layer", lambda: ExitRule(gate, minimum_layer=0))
     for beyond in ({"exit_layers": (0, 1)}, {"exit_layers": (2, 9)}, {"minimum_layer": 5}):
         one_line(InputError, "layers 1 to 4", lambda: ExitRule(gate, **beyond).check(4))
@@ -145,7 +143,6 @@ def test_bad_gates_rules_and_thresholds_are_one_line(one_line):
     for given in ((1.5,), ("a",), (0.5, math.inf), (0.5, 4.0, 0)):
         one_line(InputError, "decaying threshold", lambda: Decaying(*given))
     one_line(InputError, "exit_layers=(layer,)", lambda: ExitRule(gate, Estimated()))
-    one_line(InputError, "threshold 'a'", lambda: Estimated("a"))
 
 
 # Thresholds that change
@@ -156,7 +153,9 @@ def test_both_forms_of_the_decay():
     ours, theirs = (Decaying(0.5, tau=4, longest=10, as_published=published).at(at) for published in (False, True))
     assert ours.tolist() == pytest.approx([0.45 + 0.1 * f for f in fall])
     assert theirs.tolist() == pytest.approx([0.45 + 0.05 * f for f in fall])
-    assert Decaying(1.0, longest=10).at(at).max() <= 1 and Decaying(0.0, longest=10).at(at).min() >= 0
+    assert Decaying(1.0, longest=10).at(at).max() <= 1
+    rule = ExitRule(gate_named("confidence"), Decaying(0.5, longest=10))
+    assert exits_by(rule, torch.full((3, 2), 0.5), at).tolist() == [3, 1, 1]  # a threshold for each token
 
 
 def test_free_finds_where_the_agreeing_are_enough():

@@ -253,7 +253,6 @@ BAD_FIELDS = [
     ("minimum_layer", "1"),
     ("full_depth_tokens", -1),
     ("epsilon", "0.1"),
-    ("delta", -3),
     ("certified", {}),
     ("risks", {"prompts": {"share": 5}}),
     ("max_new_tokens", {"prompts": 0}),
