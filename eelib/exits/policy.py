@@ -33,7 +33,7 @@ from eelib.tracing.trace import Trace
 EXACT = ("deferred", "full", "verified")  # under these, keys and values are true, so a trace shows which tokens differ
 POINTS = 50  # thresholds that are tested
 FORM = 4  # of the file
-TYPES = {str: "a text", dict: "names with values"}  # of the file's fields
+TYPES: dict[Any, str] = {str: "a text", dict: "names with values"}  # of the file's fields
 RISK = ("estimate", "low", "high", "units")  # of a kind of task
 
 

@@ -8,6 +8,7 @@ While the promise holds, the probability that the amount ever reaches 1 / alpha 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,7 @@ class Service:
         `seconds` does not include the comparison.
         """
         asked = task if isinstance(task, Task) else Task.from_prompts(task)
-        size = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        size: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         if not self.early:
             self.served += len(asked)
             return generate(self.model, asked, **size)
