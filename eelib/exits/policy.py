@@ -140,7 +140,8 @@ def is_number(value: Any) -> bool:
 def check_fields(content: dict[str, Any]) -> None:
     """ValueError or InputError that names the first wrong field of a policy's file."""
     for field in fields(Policy):
-        kind, value = get_origin(field.type) or field.type, content[field.name]
+        kind: Any = get_origin(field.type) or field.type  # of dict[...]: dict
+        value = content[field.name]
         if kind in TYPES and not isinstance(value, kind):
             raise ValueError(f"{field.name} {value!r} is not allowed; it must be {TYPES[kind]}")
     if content["kv_policy"] not in EXACT:  # under another one, a trace does not show which outputs differ
