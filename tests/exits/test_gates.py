@@ -234,19 +234,6 @@ def test_scores_layer_by_layer_are_those_on_all_layers_at_once(name, states):
     torch.testing.assert_close(fewer, found[2:, rows], rtol=1e-5, atol=1e-6)
 
 
-def test_networks_look_at_what_was_published():
-    """At one state; at three; at all so far, by an LSTM of two layers of the state's width, or of one of width 250."""
-    states = torch.randn(1, DEEP - 1, SIZE)
-    for name, seen in (("classifier", 1), ("three_states", 3), ("lstm", DEEP - 1), ("lstm as published", DEEP - 1)):
-        network = untrained(name).network
-        for back in range(1, DEEP):
-            other = states.clone()
-            other[:, -back] += 1
-            assert torch.equal(network(other)[:, -1], network(states)[:, -1]) == (back > seen)
-    lstms = [untrained(name).network.lstm for name in ("lstm", "lstm as published")]
-    assert [(lstm.num_layers, lstm.hidden_size) for lstm in lstms] == [(2, SIZE), (1, 250)]
-
-
 def test_states_after_the_norm_where_it_was_trained_on_them(states):
     unembed = identity_unembed(SIZE)
     unembed.input_scale = 2.0
