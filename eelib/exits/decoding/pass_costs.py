@@ -55,10 +55,10 @@ class PassCosts:
     """
 
     layers: int
-    rows: tuple[int, ...]
-    call: tuple[float, ...]
-    blocks: tuple[float, ...]
-    head: tuple[float, ...]
+    rows: Sequence[int]
+    call: Sequence[float]
+    blocks: Sequence[float]
+    head: Sequence[float]
     begin: float = 0.0
 
     @cached_property
@@ -101,7 +101,7 @@ def pass_costs(model: Model, sequences: int = 1) -> PassCosts:
         about = [model.hash, machine(model.device), torch.__version__, VERSION]
         name = hashlib.sha256(json.dumps([*about, *key]).encode()).hexdigest()[:16]
         file = cache_folder() / "passes" / f"{name}.json"
-        found = stored(file, model.layers)
+        found = stored(file)
         if found is None:
             found = run_in_halves(lambda rows: measured(model, len(rows)), [*range(sequences)])[0]
             with suppress(OSError, StorageError):  # a folder that can't be written
@@ -122,22 +122,12 @@ def way_of(model: Model) -> tuple[str, str, int, int, int]:
     return model.dtype, str(model.device), torch.get_num_threads(), products, fused
 
 
-def stored(file: Path, layers: int) -> PassCosts | None:
-    """The costs in a file, for a model of L `layers`; None where there is no file, or one that is old or damaged, or
-    whose content is not that of costs.
-    """
-    found = None
-    with suppress(OSError, StorageError, KeyError, IndexError, TypeError, ValueError):
+def stored(file: Path) -> PassCosts | None:
+    """The costs in a file; None where there is no file, or one that is old or damaged."""
+    with suppress(OSError, StorageError, TypeError):
         if time.time() - file.stat().st_mtime < FRESH:
-            content = read_json(file)
-            rows, call, through, head = (tuple(content[name]) for name in ("rows", "call", "blocks", "head"))
-            numbers = np.array([rows, call, through, head])  # refuses lists of several lengths
-            rises = (np.diff(numbers[0]) > 0).all() and (np.diff(numbers[1:]) >= 0).all()
-            begin = float(content["begin"])
-            starts = rows[0] >= 1 and min(begin, *numbers[:, 0]) >= 0
-            if content["layers"] == layers and rises and starts and np.isfinite([*numbers.flat, begin]).all():
-                found = PassCosts(layers, rows, call, through, head, begin)
-    return found
+            return PassCosts(**read_json(file))
+    return None
 
 
 def expected_speed_up(
