@@ -78,10 +78,12 @@ class DraftHead:
 
 
 def draft_head(model: Model, block: DraftBlock) -> DraftHead:
-    """A block's rows of the head, made once."""
+    """A block's rows of the head, made once. The block computes as the model's own blocks from here on."""
     found = HEADS.get(block)
     if found is None or not found.is_of(model):
         found = HEADS[block] = DraftHead(model, block)
+    use_fast_products(block, like=model.network)
+    use_fused_blocks(block)
     return found
 
 
@@ -94,10 +96,7 @@ class LayerDrafts(ModelDrafts):
     def __init__(self, model: Model, layer: int, block: DraftBlock | None = None):
         self.model, self.layer = model, layer
         self.block, self.head = block, draft_head(model, block) if block else None
-        if block:
-            self.expected = block.accepted
-            use_fast_products(block, like=model.network)
-            use_fused_blocks(block)
+        self.expected = block.accepted if block else ()
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         own = costs.begin if self.block else 0.0
@@ -130,8 +129,6 @@ class FeatureDrafts(ModelDrafts):
     def __init__(self, model: Model, block: DraftBlock):
         self.model, self.reader, self.layer = model, block, model.layers
         self.head, self.expected = draft_head(model, block), block.accepted
-        use_fast_products(block, like=model.network)
-        use_fused_blocks(block)
 
     def seconds(self, costs: PassCosts, rows: int) -> float:
         return costs.upto(rows, 1, self.head.share)
@@ -271,24 +268,25 @@ def drafting_of(
         check_draft_length(model, length)
     if auto and not name:
         return None, ""
-    kind = name.removeprefix("prompt+")
-    from_text = name in ("prompt", f"prompt+{kind}")
-    drafts: LayerDrafts | FeatureDrafts | Int8Drafts | None = None
-    if name.startswith("layer:"):
-        layers = {f"layer:{layer}": layer for layer in range(1, model.layers)}
-        if name not in layers:
-            raise InputError(f"draft={name!r} is not allowed; {model.name} has layers 1 to {len(layers)} to draft")
-        drafts = LayerDrafts(model, layers[name])
-    elif kind == "block":
-        block = block or trained_block(model, kind)
-        drafts = LayerDrafts(model, block.layer, block)
-    elif kind == "features":
-        drafts = FeatureDrafts(model, block or trained_block(model, kind))
-    elif kind == "int8":
-        drafts = Int8Drafts(model, batch_size)
-    elif name != "prompt":
+    if name not in DRAFTS and not name.startswith("layer:"):
         raise InputError(f"draft={draft!r} is not known; allowed: {', '.join(DRAFTS)}, a trained block, None")
-    return Drafting(costs, from_text, drafts, length), name
+    drafts = None if name == "prompt" else drafts_of(model, name.removeprefix("prompt+"), batch_size, block)
+    return Drafting(costs, name.startswith("prompt"), drafts, length), name
+
+
+def drafts_of(model: Model, kind: str, batch_size: int, block: DraftBlock | None = None) -> ModelDrafts:
+    """What makes the drafts of a kind, or of "layer:K"; `block`: None for the shipped one. InputError if the model has
+    no such drafts.
+    """
+    if kind == "int8":
+        return Int8Drafts(model, batch_size)
+    if kind in KINDS:
+        block = block or trained_block(model, kind)
+        return LayerDrafts(model, block.layer, block) if kind == "block" else FeatureDrafts(model, block)
+    layers = {f"layer:{layer}": layer for layer in range(1, model.layers)}
+    if kind not in layers:
+        raise InputError(f"draft={kind!r} is not allowed; {model.name} has layers 1 to {len(layers)} to draft")
+    return LayerDrafts(model, layers[kind])
 
 
 def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
@@ -299,19 +297,14 @@ def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
         return ""
     found, best = "prompt", GAIN
     for kind in KINDS:
-        right = INT8_RIGHT
         try:
-            if kind == "int8":
-                made = pass_costs(int8_model(model), sequences).whole(sequences)
-            else:
-                block = trained_block(model, kind)
-                right, inner = block.accepted or (FIRST,), 0 if kind == "features" else block.layer
-                made = costs.upto(sequences, 1 + inner, len(block.ids) / model.vocab_size)
-                made += costs.begin if inner else 0.0
+            drafts = drafts_of(model, kind, sequences)
         except InputError:
             continue
+        right = drafts.expected or (FIRST,)
         right += right[-1:] * (MOST - len(right))
-        speed_up, _ = expected_speed_up(costs, right, made, sequences, kind == "block")
+        made = drafts.seconds(costs, sequences)
+        speed_up, _ = expected_speed_up(costs, right, made, sequences, drafts.block is not None)
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

@@ -144,7 +144,6 @@ class Drafting:
         self.spent, self.written, self.rows = 0.0, 0, 0  # of this round
         self.texts: dict[DecodedSequence, tuple[Ngrams, int]] = {}  # and how much of the sequence is in it
         self.kinds: dict[DecodedSequence, list[Kind]] = {}  # of this round's drafts
-        self.may_pay: dict[int, bool] = {}  # by the number of rows, whether right guesses save time
         self.chances: dict[DecodedSequence, float] = {}  # that all of the model's drafts in this round are right
 
     def begin(self, sequences: list[DecodedSequence], prompts: list[list[int]]) -> None:
@@ -251,11 +250,8 @@ class Drafting:
 
     def guesses_may_pay(self) -> bool:
         """Whether guesses would save time at this number of rows if all were right; in large batches none does."""
-        if self.rows not in self.may_pay:
-            saved = self.rows * self.value("text") / self.share  # the share is 1 at most
-            costs = (self.verifying(width) - self.verifying(0) for width in range(1, MOST + 1))
-            self.may_pay[self.rows] = any(saved * width > cost for width, cost in enumerate(costs, 1))
-        return self.may_pay[self.rows]
+        saved = self.rows * self.value("text")
+        return any(saved * width > self.verifying(width) - self.verifying(0) for width in range(1, MOST + 1))
 
     def wanted(self, sequences: list[DecodedSequence]) -> list[DecodedSequence]:
         """The sequences for which the model makes one more draft: those without guesses, if that saves time."""
