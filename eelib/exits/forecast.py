@@ -5,7 +5,6 @@ Left out are Python between passes, and projecting keys and values. The notebook
 
 import tempfile
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +14,8 @@ import numpy as np
 from eelib.common.errors import InputError
 from eelib.common.values import check_whole
 from eelib.exits.cost import rows_read
-from eelib.exits.decoding.generate import (
-    DRAFT_LENGTH,
-    GenerateOutput,
-    by_policy,
-    check_writes,
-    encoded,
-    generate,
-    kv_policy_named,
-    rule_of,
-)
+from eelib.exits.decoding.generate import DRAFT_LENGTH, GenerateOutput, check_writes, encoded, generate, resolved
+from eelib.exits.decoding.kv_policies import KV_POLICIES
 from eelib.exits.decoding.pass_costs import PassCosts, pass_costs
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import Gate
@@ -132,9 +123,9 @@ class Forecast:
         """Seconds to decode the sequences under a KV policy; where the gate is asked, it reads a share of the head,
         `reads`: one number, or one for each layer 1..L.
         """
-        costs, batch, policy = self.costs, self.batch, kv_policy_named(kv_policy)
+        costs, batch, policy = self.costs, self.batch, KV_POLICIES[kv_policy]
         reads, asked = np.broadcast_to(reads, costs.layers), self.rule.asked(costs.layers)
-        exits, agrees = (np.concatenate([getattr(one, name)[1:] for one in self.plans]) for name in ("exits", "agrees"))
+        exits, agrees = self.later.exits, self.later.agrees
         prompts, steps, early = self.prompt * len(self.plans), len(exits) / batch, exits < costs.layers
         if not policy.stops or not len(exits):
             return prompts + steps * costs.whole(batch)
@@ -154,6 +145,12 @@ class Forecast:
             spent += chance * (made * drafting + verifying + (asking if made < self.draft else 0.0))
         return float(prompts + steps / tokens * spent)
 
+    @cached_property
+    def later(self) -> Planned:
+        """The plan of all tokens but the first of each output."""
+        exits, agrees = zip(*((plan.exits[1:], plan.agrees[1:]) for plan in self.plans))
+        return Planned(np.concatenate(exits), np.concatenate(agrees))
+
     @property
     def plain(self) -> float:
         """Seconds per token of plain decoding, prompts included."""
@@ -167,13 +164,13 @@ class Forecast:
     @property
     def mean_layers(self) -> float:
         """Mean exit layer of all tokens but the first of each output, which runs all layers."""
-        exits = np.concatenate([plan.exits[1:] for plan in self.plans])
+        exits = self.later.exits
         return float(exits.mean()) if len(exits) else float(self.costs.layers)
 
     @property
     def agreement(self) -> float:
         """Share of the same tokens whose exit gives the last layer's token."""
-        agrees = np.concatenate([plan.agrees[1:] for plan in self.plans])
+        agrees = self.later.agrees
         return float(agrees.mean()) if len(agrees) else 1.0
 
     @property
@@ -193,7 +190,7 @@ class Forecast:
             "calls": replace(self, costs=replace(self.costs, call=nothing)),
             "prompts": replace(self, prompt=0.0),
         }
-        if kv_policy_named(self.kv_policy).verifies:
+        if KV_POLICIES[self.kv_policy].verifies:
             right = [Planned(plan.exits, np.ones_like(plan.agrees)) for plan in self.plans]
             found["wrong drafts"] = replace(self, plans=right)
         if self.batch > 1:
@@ -212,8 +209,8 @@ class Forecast:
 
     def __str__(self) -> str:
         right = f"{self.agreement:.1%} of tokens are the last layer's"
-        if kv_policy_named(self.kv_policy).verifies:
-            drafts = np.concatenate([p.agrees[1:][p.exits[1:] < self.costs.layers] for p in self.plans])
+        if KV_POLICIES[self.kv_policy].verifies:
+            drafts = self.later.agrees[self.later.exits < self.costs.layers]
             right = f"{drafts.mean():.1%} of drafts are right" if len(drafts) else "No token is drafted"
         return (
             f"{self.of}{': ' if self.of else ''}{self.rule.gate.name}, {self.kv_policy}, batch {self.batch}: "
@@ -297,20 +294,15 @@ def forecast(
         exits = (gate, exit_layers, kv_policy)  # all None, or it refuses them
         drafting = generate(model, some, *exits, draft_length, batch_size, max_new_tokens, policy, draft=draft)
         return DraftForecast(about, batch_size, prompt_seconds(model, some, batch_size) * len(some), drafting)
-    if policy is not None:
-        gate, kv_policy = by_policy(model, some, policy, max_new_tokens, gate, exit_layers, kv_policy)
-        if gate is None:
-            raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
-    encoded(model, some)
-    # refuses what it would refuse; a threshold that is fitted while decoding stays as it was
-    generate(model, some.take(1), deepcopy(gate), exit_layers, kv_policy, draft_length, 1, max_new_tokens)
-    rule = rule_of(model, gate, exit_layers, kv_policy)
+    rule, kv, length = resolved(model, some, gate, exit_layers, kv_policy, draft_length, max_new_tokens, policy)
+    if rule is None and policy is not None:
+        raise InputError(f"the policy lets no token of {some.kind.replace('_', ' ')} exit: nothing to forecast")
     if rule is None:
         raise InputError("a forecast needs a gate, or exit_layers=(layer,) at which every token exits")
+    encoded(model, some)
     with tempfile.TemporaryDirectory() as folder:
         made = trace(model, some, max_new_tokens, folder, progress=False)
         make_scores(model, some, made, [rule])
         plans = list(planned(rule, made).values())
-    length, kv_policy = DRAFT_LENGTH if draft_length is None else draft_length, kv_policy_named(kv_policy, rule).name
     costs, prompt = pass_costs(model, batch_size), prompt_seconds(model, some, batch_size)
-    return Forecast(costs, plans, rule, kv_policy, batch_size, length, prompt, about, model.vocab_size)
+    return Forecast(costs, plans, rule, kv.name, batch_size, length, prompt, about, model.vocab_size)

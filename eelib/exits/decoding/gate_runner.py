@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import torch
@@ -34,28 +35,37 @@ def read_logits(logits: Tensor) -> dict[str, Tensor]:
     return found | {name: from_top_k(name, found.__getitem__) for name in FROM_TOP_K}
 
 
+class CountedHead:
+    """The model's head; `reads`: how often it was called."""
+
+    def __init__(self, head: Head):
+        self.head, self.reads = head, 0
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Logits [n, V]."""
+        self.reads += 1
+        logits: Tensor = self.head(states)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.head, name)
+
+
 class LazyReadout(Mapping[str, Tensor]):
     """One layer's readout of states [n, hidden_size], computed at first use; for the top-1 alone, only an argmax."""
 
-    def __init__(self, model: Model, states: Tensor):
-        self.model, self.states = model, states
+    def __init__(self, head: CountedHead, states: Tensor):
+        self.head, self.states = head, states
         self.found: dict[str, Tensor] = {}
-        self.read: Tensor | None = None
 
-    @property
+    @cached_property
     def logits(self) -> Tensor:
-        """[n, V], read once."""
-        if self.read is None:
-            self.read = self.model.unembed(self.states)
-        return self.read
+        """[n, V]."""
+        return self.head(self.states)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.found:
-            logits = self.logits
-            if name == "top1":
-                self.found[name] = logits.argmax(dim=-1)
-            else:
-                self.found = read_logits(logits)
+            self.found = {name: self.logits.argmax(dim=-1)} if name == "top1" else read_logits(self.logits)
         return self.found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -63,22 +73,6 @@ class LazyReadout(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(NAMES)
-
-
-class SeenHead:
-    """The head for a gate; `read` says whether the gate has called it."""
-
-    def __init__(self, head: Head):
-        self.head, self.read = head, False
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Logits [n, V]."""
-        self.read = True
-        logits: Tensor = self.head(states)
-        return logits
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.head, name)
 
 
 @dataclass(frozen=True)
@@ -98,11 +92,11 @@ Exits = dict[DecodedSequence, ExitDecision]  # of the sequences of a step that e
 class GateRunner:
     """Asks a rule's gate about the newest tokens of one step; without a rule, it asks at no layer.
 
-    `sequences`: those that have not exited in this step; `head_reads`: reads so far for each of their newest tokens.
+    `sequences`: those that have not exited in this step; `head.reads`: reads so far for each of their newest tokens.
     """
 
     def __init__(self, model: Model, rule: ExitRule | None):
-        self.model, self.sequences = model, list[DecodedSequence]()
+        self.model, self.head, self.sequences = model, CountedHead(model.unembed), list[DecodedSequence]()
         self.rule = self.given = cast(ExitRule, rule)
         self.layers = frozenset(rule.asked(model.layers) if rule else ())
         self.last: tuple[LayerOutput, GateState] | None = None  # the gate's view and its state when it was asked last
@@ -126,7 +120,7 @@ class GateRunner:
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
         """Begin a step with a new token of each of n sequences."""
-        self.sequences, self.last, self.head_reads = list(sequences) if self.layers else [], None, 0
+        self.sequences, self.last, self.head.reads = list(sequences) if self.layers else [], None, 0
         if not self.sequences:
             return
         device, tokens = self.model.device, [sequence.tokens for sequence in sequences]
@@ -151,14 +145,13 @@ class GateRunner:
         token might exit.
         """
         read = self.model.read_through_at(layer, states)
-        readout, head = LazyReadout(self.model, read), SeenHead(self.model.unembed)
-        given = (self.positions, readout, read, cast(Head, head), self.token_before, self.exit_before)
+        head, readout = cast(Head, self.head), LazyReadout(self.head, read)
+        given = (self.positions, readout, read, head, self.token_before, self.exit_before)
         seen = LayerOutput(layer, self.model.layers, *given)
         score = self.rule.gate.score(seen, self.state).float()
         exits = [False] * len(states)
         if self.may_exit and layer >= self.rule.minimum_layer:
             exits = self.rule.exits(layer, score, self.positions).tolist()
-        self.head_reads += (readout.read is not None) + head.read
         self.score, self.rows, self.last = score, list(range(len(states))), (seen, self.state)
         return exits
 
@@ -186,13 +179,11 @@ class GateRunner:
         assert self.last
         seen, state = self.last
         readout = cast(LazyReadout, seen.readout)
-        unread = readout.read is None
-        if unread and type(self.rule.gate).token is Gate.token:
-            alone = LazyReadout(self.model, readout.states[rows])  # the others do not pay for it
-            return alone["top1"].tolist(), self.head_reads + 1
+        if not readout.found and type(self.rule.gate).token is Gate.token:
+            top1 = self.model.unembed(readout.states[rows]).argmax(dim=-1)
+            return top1.tolist(), self.head.reads + 1  # the others do not pay for it
         every = self.rule.gate.token(seen, state).tolist()
-        self.head_reads += unread and readout.read is not None
-        return [every[row] for row in rows], self.head_reads
+        return [every[row] for row in rows], self.head.reads
 
     def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:
         """The final exits of a step; `answers`: the last layer's token of each sequence that ran to it.
@@ -235,8 +226,7 @@ class OracleGate(GateRunner):
 
     def decide(self, layer: int, states: Tensor) -> Exits:
         """Store the layer's top-1; nothing exits yet."""
-        self.ask(layer, states)
-        tokens, self.head_reads = self.tokens(self.rows)
+        tokens = self.head(self.model.read_through_at(layer, states)).argmax(dim=-1).tolist()
         self.answers.append((layer, tokens, states.clone()))  # not the whole prompt's, of which these are a part
         return {}
 
@@ -248,7 +238,7 @@ class OracleGate(GateRunner):
                 continue
             for layer, tokens, states in self.answers:
                 if layer >= self.rule.minimum_layer and tokens[row] == answers[sequence]:
-                    reads = self.head_reads + 1
+                    reads = self.head.reads + 1
                     found[sequence] = ExitDecision(layer, tokens[row], NO_EXIT, reads, states[row])
                     break
         return found

@@ -126,27 +126,20 @@ def generate(
     check_whole("max_new_tokens", max_new_tokens, 1)
     check_whole("batch_size", batch_size, 1)
     prompts = encoded(model, task)
-    drafting, record, name, length = None, None, "", 0
+    rule, drafting, record, name, length = None, None, None, "", 0
     if draft is not None:
         if not all(given is None for given in (gate, exit_layers, kv_policy, policy)):
             raise InputError("draft stands in place of gate, exit_layers, kv_policy and policy; give it alone")
         self_test(model, KV_POLICIES["verified"])
         drafting, name = drafting_of(model, draft, draft_length, min(batch_size, len(prompts)))
-        runner = GateRunner(model, None)
         kv = KV_POLICIES["verified" if drafting else "full"]
     else:
-        if policy is not None:
-            gate, kv_policy = by_policy(model, task, policy, max_new_tokens, gate, exit_layers, kv_policy)
-        rule = rule_of(model, gate, exit_layers, kv_policy)
-        kv = kv_policy_named(kv_policy, rule)
-        check_fit(model, kv, rule, max_new_tokens)
-        length = draft_length_of(model, kv, draft_length if policy is None or rule is not None else None)
-        self_test(model, kv)
-        oracle = rule is not None and isinstance(rule.gate, FirstAgreeing)
-        runner = OracleGate(model, rule) if oracle else GateRunner(model, rule)
-        if rule is not None and kv.verifies:
+        rule, kv, length = resolved(model, task, gate, exit_layers, kv_policy, draft_length, max_new_tokens, policy)
+        if rule is not None and kv.verifies and not always_draft:
             sizes = sizes_of(model)
-            record = DraftRecord((exit_costs(sizes, rule) / sizes.full).tolist(), always_draft)
+            record = DraftRecord((exit_costs(sizes, rule) / sizes.full).tolist())
+    oracle = rule is not None and isinstance(rule.gate, FirstAgreeing)
+    runner = OracleGate(model, rule) if oracle else GateRunner(model, rule)
 
     def decoded(chosen: list[int]) -> list[DecodedSequence]:
         """Decode the prompts with the numbers `chosen`; the sequences get these numbers."""
@@ -197,39 +190,59 @@ def check_writes(model: object) -> None:
         raise InputError("generate needs a causal or encoder-decoder model from eelib.load_model")
 
 
-def by_policy(
-    model: Model, task: Task | list[str], policy: Policy | Path | str, max_new_tokens: int, *others: object
-) -> tuple[ExitRule | None, str]:
-    """(rule, KV policy) of a calibrated policy, or of its file, for a task.
+def resolved(
+    model: Model,
+    task: Task | list[str],
+    gate: str | Gate | ExitRule | None,
+    exit_layers: tuple[int, ...] | None,
+    kv_policy: str | None,
+    draft_length: int | None,
+    max_new_tokens: int,
+    policy: Policy | Path | str | None,
+) -> tuple[ExitRule | None, KVPolicy, int]:
+    """(rule, KV policy, most drafts in a row) for these arguments of `generate`. Rule None: no token exits.
 
-    `others`: gate, exit_layers and kv_policy given beside it, all None. InputError where one is not, and for a policy
-    that can't be read, is for another model, has nothing for the task, or holds for shorter outputs only.
+    InputError where they do not fit each other or the model, and for a policy that can't be read, is for another model,
+    has nothing for the task, or holds for shorter outputs only.
     """
-    if any(other is not None for other in others):
-        raise InputError("a policy has a gate, exit_layers and a kv_policy of its own; give it alone")
-    policy = policy if isinstance(policy, Policy) else Policy.load(policy)
-    kind = task.kind if isinstance(task, Task) else "prompts"
-    rule = policy.rule(model, kind)
-    exact = rule is None or KV_POLICIES[policy.kv_policy].verifies
-    if not exact and max_new_tokens > (longest := policy.max_new_tokens[kind]):
-        raise InputError(
-            f"max_new_tokens {max_new_tokens} is not allowed; the policy holds for outputs of at most {longest} tokens"
-        )
-    return rule, policy.kv_policy if rule is not None else "full"
+    if policy is not None:
+        if not all(given is None for given in (gate, exit_layers, kv_policy)):
+            raise InputError("a policy has a gate, exit_layers and a kv_policy of its own; give it alone")
+        policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+        kind = task.kind if isinstance(task, Task) else "prompts"
+        gate = policy.rule(model, kind)
+        kv_policy = "full" if gate is None else policy.kv_policy
+        exact = gate is None or KV_POLICIES[kv_policy].verifies
+        if not exact and max_new_tokens > (longest := policy.max_new_tokens[kind]):
+            allowed = f"the policy holds for outputs of at most {longest} tokens"
+            raise InputError(f"max_new_tokens {max_new_tokens} is not allowed; {allowed}")
+    rule = rule_of(model, gate, exit_layers, kv_policy)
+    if kv_policy is None:
+        kv_policy = default_kv_policy(rule)
+    if not isinstance(kv_policy, str) or kv_policy not in KV_POLICIES:
+        raise InputError(f"kv_policy {kv_policy!r} is not known; allowed: {', '.join(KV_POLICIES)}")
+    kv = KV_POLICIES[kv_policy]
+    check_fit(model, kv, rule, max_new_tokens)
+    if not kv.verifies:
+        if draft_length is not None and (policy is None or rule is not None):
+            raise InputError(
+                f"draft_length={draft_length!r} is for kv_policy='verified'; kv_policy={kv.name!r} drafts nothing"
+            )
+        length = 0
+    else:
+        length = DRAFT_LENGTH if draft_length is None else draft_length
+        check_draft_length(model, length)
+    self_test(model, kv)
+    return rule, kv, length
 
 
-def kv_policy_named(name: str | None, rule: ExitRule | None = None) -> KVPolicy:
-    """The KV policy of this name; for None, the default for the rule. InputError for an unknown name."""
-    if name is None:
-        if rule is None or isinstance(rule.gate, FirstAgreeing):
-            name = "full"
-        elif isinstance(rule.threshold, Estimated):
-            name = "deferred"
-        else:
-            name = "schedule" if isinstance(rule.gate, Schedule) else "verified"
-    if not isinstance(name, str) or name not in KV_POLICIES:
-        raise InputError(f"kv_policy {name!r} is not known; allowed: {', '.join(KV_POLICIES)}")
-    return KV_POLICIES[name]
+def default_kv_policy(rule: ExitRule | None) -> str:
+    """The name of the KV policy that is chosen for a rule."""
+    if rule is None or isinstance(rule.gate, FirstAgreeing):
+        return "full"
+    if isinstance(rule.threshold, Estimated):
+        return "deferred"
+    return "schedule" if isinstance(rule.gate, Schedule) else "verified"
 
 
 def rule_of(
@@ -304,19 +317,6 @@ def check_schedule(model: Model, rule: ExitRule, max_new_tokens: int) -> None:
             depths[rule.exits(layer, score, positions)] = layer
     if deeper := (depths.diff() > 0).nonzero().flatten().tolist():
         raise InputError(f"kv_policy='schedule': token {deeper[0] + 1} would go deeper than the one before it")
-
-
-def draft_length_of(model: Model, kv: KVPolicy, draft_length: int | None) -> int:
-    """Most tokens drafted in a row, 0 if the KV policy drafts none. InputError if `draft_length` does not fit that."""
-    if not kv.verifies:
-        if draft_length is not None:
-            raise InputError(
-                f"draft_length={draft_length!r} is for kv_policy='verified'; kv_policy={kv.name!r} drafts nothing"
-            )
-        return 0
-    length = DRAFT_LENGTH if draft_length is None else draft_length
-    check_draft_length(model, length)
-    return length
 
 
 def encoded(model: Model, task: Task | list[str]) -> list[list[int]]:

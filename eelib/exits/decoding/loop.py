@@ -25,6 +25,7 @@ from eelib.exits.decoding.sequences import Batch, DecodedSequence, DecodedToken
 from eelib.exits.decoding.verify import FULL_PRECISION, TIE, Verifier, top_or_undecided
 from eelib.exits.gates.gate import NO_EXIT
 from eelib.models.block_runner import BlockRunner, Call
+from eelib.models.lens_adapters import DraftBlock
 from eelib.models.model import Model
 
 # Tokens times blocks that a smaller call has to save. One more call takes as long as 19 of them on pocket-llama, 7 on
@@ -39,11 +40,10 @@ class DraftRecord:
     """A gate's drafts so far: how many, how many were accepted, and their cost in passes of one token.
 
     `costs`: of a token that exits at layer 1, ..., L, in passes of one token, with all that its gate reads of the head.
-    `always`: whether to draft even where that costs more than it saves. `ended`: why drafting ended.
+    `ended`: why drafting ended.
     """
 
     costs: Sequence[float]
-    always: bool = False
     drafted: int = 0
     accepted: int = 0
     cost: float = 0.0
@@ -56,8 +56,7 @@ class DraftRecord:
         """
         self.drafted, self.accepted = self.drafted + len(exit_layers), self.accepted + accepted
         self.cost += sum(self.costs[layer - 1] for layer in exit_layers) + in_vain * (self.costs[-1] - 1)
-        enough = not self.always and self.drafted >= ENOUGH_DRAFTS
-        if enough and not self.ended and self.accepted <= self.cost:
+        if self.drafted >= ENOUGH_DRAFTS and not self.ended and self.accepted <= self.cost:
             self.ended = (
                 f"{self.accepted} of {self.drafted} drafts were accepted, and a draft costs "
                 f"{self.cost / self.drafted:.2f} of a pass: drafting costs more than it saves, so it ends here"
@@ -70,7 +69,7 @@ class Decoder:
 
     Args:
         draft_length: most tokens that are drafted before they are verified.
-        record: the drafts of a gate, of all batches; None where no gate drafts.
+        record: the drafts of a gate, of all batches, which end drafting; None where nothing ends it.
         drafting: drafts in place of a gate's exits; `gate` then asks at no layer.
     """
 
@@ -87,7 +86,6 @@ class Decoder:
         self.draft_length, self.record, self.drafting = draft_length, record, drafting
         self.plain = False  # nothing is drafted, so that ties are plain decoding's
         self.eos_ids, self.tie = model.eos_ids, TIE if model.dtype in FULL_PRECISION else -1.0
-        self.block = drafting.drafts.block if drafting and drafting.drafts else None
 
     @torch.inference_mode()
     def decode(self, prompts: list[list[int]], max_new_tokens: int) -> list[DecodedSequence]:
@@ -163,7 +161,7 @@ class Decoder:
                 states = self.blocks.run(call, layer, states, ran)
             if layer < ran:
                 continue  # it ran together with those above it
-            if self.block and layer == self.block_layer:  # it stores keys and values of every token
+            if self.block and layer == self.block.layer:  # it stores keys and values of every token
                 self.block.in_call(states, call.of_block(layer + 1))
             new: Exits = {}
             if layer in self.gate.layers and self.gate.sequences:
@@ -178,14 +176,14 @@ class Decoder:
         self.finish(group, running, states, exits, prefill)
 
     @property
-    def block_layer(self) -> int:
-        """The layer after which a trained block reads; 0 without one, or once drafting has ended."""
-        return self.block.layer if self.block and not (self.drafting and self.drafting.ended) else 0
+    def block(self) -> DraftBlock | None:
+        """The trained block that reads after a layer; None without one, or once drafting has ended."""
+        return self.drafting.drafts.block if self.drafting and self.drafting.drafts else None
 
     def next_stop(self, layer: int, group: list[DecodedSequence]) -> int:
         """The first layer from `layer` on where the gate is asked, a trained block reads, or pending tokens join."""
         stops = set(self.gate.layers) if self.gate.sequences else set()
-        stops |= {self.block_layer} if self.block_layer else set()
+        stops |= {self.block.layer} if self.block else set()
         stops |= {token.depth for sequence in group for token in sequence.pending}
         return min((stop for stop in stops if stop >= layer), default=self.model.layers)
 
@@ -215,7 +213,7 @@ class Decoder:
         self, group: list[DecodedSequence], running: Counts, states: Tensor, exits: Exits, prefill: bool
     ) -> None:
         """Emit the tokens of a step: of the sequences that exited, and of those that ran all blocks, `running`."""
-        layers, kv, gate, reads = self.model.layers, self.kv, self.gate, self.gate.head_reads
+        layers, kv, gate, reads = self.model.layers, self.kv, self.gate, self.gate.head.reads
         if running and self.drafting and self.drafting.drafts:
             self.drafting.drafts.observe(running, states)
         answers = self.read_head([s for s in running if kv.verifies or s not in exits], running, states, prefill)

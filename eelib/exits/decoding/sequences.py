@@ -134,13 +134,7 @@ class Batch:
     trained block.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        prompts: list[list[int]],
-        max_new_tokens: int,
-        drafts: bool = False,
-    ):
+    def __init__(self, model: Model, prompts: list[list[int]], max_new_tokens: int, drafts: bool = False):
         self.model, self.device, self.pad_id = model, model.device, model.pad_id  # asked for once: slow
         self.window = model.context_length
         self.writer, self.sequences = model.writer, list[DecodedSequence]()
