@@ -21,7 +21,7 @@ from eelib.common.errors import InputError
 from eelib.exits.decoding import drafters, loop, verify
 from eelib.exits.decoding import sequences as sequences_file
 from eelib.exits.decoding.drafters import int8_model, trained_block
-from eelib.exits.decoding.drafts import LONGEST, Ngrams
+from eelib.exits.decoding.drafts import LONGEST, Drafting, Ngrams
 from eelib.exits.decoding.generate import generate
 from eelib.exits.decoding.verify import Verifier
 from eelib.exits.exit_rule import ExitRule
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("shipped")
 STEPS, SLACK = 14, sequences_file.SLACK
 
 
-CASES = in_pairs(CORE, ["prompt", "layer:1", "layer:2", "int8", "prompt+int8"], [None, 2, 5], [1, 4, 16])
-BLOCKS = in_pairs(["auto", "block", "features", "prompt+block", "prompt+features"], [None, 3], [1, 4, 16])
+CASES = in_pairs(CORE, ["prompt", "layer:1", "layer:2", "prompt+int8"], [None, 2, 5], [1, 4, 16])
+BLOCKS = in_pairs(["auto", "block", "features", "prompt+features"], [None, 3], [1, 16])
 
 
 @pytest.mark.parametrize("name, draft, length, batch_size", [*CASES, *(("llama", *case) for case in BLOCKS)])
@@ -44,6 +44,8 @@ def test_the_output_is_that_of_plain_decoding(name, draft, length, batch_size, m
     With drafts of two, sequences that have drifted apart are moved back at once.
     """
     monkeypatch.setattr(sequences_file, "SLACK", 1 if length == 2 else SLACK)
+    counted, learn = [], Drafting.learn
+    monkeypatch.setattr(Drafting, "learn", lambda *given: counted.append(given[-1]) or learn(*given))
     model, (outputs, ends) = model_of(name), plain(name)
     eos(model, ends)
     expected = [cut(ids, ends) for ids in outputs]
@@ -51,6 +53,7 @@ def test_the_output_is_that_of_plain_decoding(name, draft, length, batch_size, m
     made = generate(model, many, **given)
     tokens, sequences = made.tokens, made.sequences
     assert by_sequence(made) == expected and made.kv_policy == "verified"
+    assert sum(counted) == len(tokens)  # also where an end token was drafted
     assert (sequences["truncated"].to_numpy() == [ids[-1] not in ends for ids in expected]).all()
     assert (tokens["layers_run"] == model.layers).all() and (tokens["accepted"] <= tokens["drafted"]).all()
     assert (tokens.groupby("sequence")["accepted"].sum() == sequences["accepted"]).all()
@@ -64,8 +67,7 @@ def test_the_output_is_that_of_plain_decoding(name, draft, length, batch_size, m
 
 
 @pytest.mark.parametrize(
-    "gate, name, batch_size, split",
-    in_pairs(["confidence", "patience", "state_saturation"], CORE, [1, 5, 16], [0, 10**9]),
+    "gate, name, batch_size, split", in_pairs(["confidence", "patience"], CORE, [1, 16], [0, 10**9])
 )
 def test_drafts_of_a_gate_at_any_layer(gate, name, batch_size, split, model_of, plain, eos, many, monkeypatch):
     """Tokens are pending at different depths; those that are taken along are verified early."""
@@ -99,7 +101,7 @@ def twins():
         weight.copy_(before)
 
 
-@pytest.mark.parametrize("name, batch_size", [("llama", 1), ("llama", 16), ("gemma2", 4), ("gpt2", 16), ("t5", 4)])
+@pytest.mark.parametrize("name, batch_size", [("llama", 16), ("gemma2", 1), ("t5", 4)])
 def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model_of, eos, many, twins, monkeypatch):
     """Every token has a twin that the head tells from it by rounding alone; an output is decoded once more at most."""
     model = model_of(name)
@@ -116,22 +118,19 @@ def test_ties_are_decided_as_plain_decoding_decides_them(name, batch_size, model
     assert sum(tied) > len(many) >= len(again) > 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 16])
-def test_where_nothing_is_drafted_ties_are_those_of_plain_decoding(
-    batch_size, model_of, eos, many, twins, costs, monkeypatch
-):
+def test_where_nothing_is_drafted_ties_are_those_of_plain_decoding(model_of, eos, many, twins, costs, monkeypatch):
     """Nothing is decoded twice."""
     model = model_of("llama")
     twins(model)
     eos(model, {model.vocab_size + 1})
     monkeypatch.setattr(verify, "greedy_decode", lambda *_: pytest.fail("a tie was decided by another pass"))
     costs(5.0)
-    plain, made = (generate(model, many, draft=d, batch_size=batch_size, max_new_tokens=STEPS) for d in (None, "block"))
+    plain, made = (generate(model, many, draft=d, batch_size=16, max_new_tokens=STEPS) for d in (None, "block"))
     assert made.ended and not made.sequences["drafted"].sum()
     assert by_sequence(made) == by_sequence(plain)
 
 
-@pytest.mark.parametrize("draft", ["prompt", "layer:1", "block", "features", "int8"])
+@pytest.mark.parametrize("draft", ["block", "int8"])
 def test_a_model_that_is_of_another_type_later(draft, folder_of, many, one_line):
     """What was made of its weights before is made anew. In bfloat16 outputs may differ where tokens are tied."""
     model, given = eelib.load_model(str(folder_of("llama")), device="cpu"), dict(draft=draft, draft_length=2)
@@ -140,26 +139,22 @@ def test_a_model_that_is_of_another_type_later(draft, folder_of, many, one_line)
         if (draft, dtype) == ("int8", "bfloat16"):
             one_line(InputError, "runs on cpu in bfloat16", lambda: generate(model, many, **given))
         else:
-            made = generate(model, many, batch_size=4, max_new_tokens=6, **given)
-            assert len(made.sequences) == len(many) and made.sequences["drafted"].sum() > 0
+            assert generate(model, many, batch_size=4, max_new_tokens=6, **given).sequences["drafted"].sum() > 0
 
 
 # What is drafted
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_drafts_of_8_bits_are_those_of_a_copy(name, model_of, many, eos):
+def test_drafts_of_8_bits_are_those_of_a_copy(model_of, many, plain, eos):
     """Which shares all tensors of the model and leaves its products as they were; most of its drafts are right."""
-    model = model_of(name)
+    model, (before, _) = model_of("t5"), plain("t5")
     eos(model, {model.vocab_size + 1})
-    prompts = model.tokenizer(many)["input_ids"]
-    before = greedy_decode(model, prompts, STEPS)
     copied = int8_model(model)
     assert copied is int8_model(model) and copied.network is not model.network
     own = {tensor.data_ptr() for tensor in model.network.parameters()}
     assert all(tensor.data_ptr() in own for tensor in copied.network.parameters())
     made = generate(model, many, draft="int8", draft_length=3, batch_size=1, max_new_tokens=STEPS)
-    assert by_sequence(made) == before == greedy_decode(model, prompts, STEPS)
+    assert by_sequence(made) == before == greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
     total = made.sequences[["drafted", "accepted"]].sum()
     assert total["accepted"] > 0.5 * total["drafted"]
 
