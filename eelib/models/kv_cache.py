@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PretrainedConfig
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from eelib.models.probe import EndOfRun, foreign_code
 
@@ -40,12 +41,9 @@ class GrowingLayer(DynamicLayer):
         # The rows may have been selected anew since the last call, or all dropped: then the buffers are not for them.
         mine = filled > 0 and bool(self.buffers) and self.keys.data_ptr() == self.buffers[0].data_ptr()
         if not mine or self.buffers[0].shape[2] < total:
-            length = max(total, min(2 * total, self.limit) if self.limit else 2 * total)
-            kept = (self.keys, self.values)
-            self.buffers = [new.new_empty(*new.shape[:2], length, new.shape[3]) for new in (key_states, value_states)]
-            for buffer, old in zip(self.buffers, kept):
-                if filled:
-                    buffer[:, :, :filled] = old
+            length = max(total, min(2 * total, self.limit or 2 * total))
+            kept = (self.keys, self.values) if filled else (key_states[:, :, :0], value_states[:, :, :0])
+            self.buffers = [pad(old, (0, 0, 0, length - filled)) for old in kept]
         self.keys, self.values = (buffer[:, :, :total] for buffer in self.buffers)
         return self.buffers
 
@@ -95,64 +93,48 @@ class CacheView:
     kv_only: bool = False
 
 
-class RaggedKVLayer(CacheLayerMixin):
-    """One layer: `buffers` are keys and values [rows, heads, slots, size]; none before the first update."""
+class RaggedKVLayer(DynamicLayer):
+    """One layer: `buffers` are keys and values [rows, heads, slots, size]; none before the first update.
+
+    New slots hold zeros: masked values have to be finite.
+    """
 
     def __init__(self, view: CacheView):
         super().__init__()
         self.view = view
         self.buffers: list[Tensor] = []
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers, of zeros: masked values have to be finite."""
-        count, length = self.view.count, self.view.past + key_states.shape[2]
-        self.buffers = [new.new_zeros(count, new.shape[1], length, new.shape[3]) for new in (key_states, value_states)]
-        self.is_initialized = True
-
     def grow(self, slots: int) -> None:
         before = self.buffers[0].shape[2]
-        if before >= slots:
-            return
-        length = max(slots, min(2 * slots, self.view.capacity))
-        for number, old in enumerate(self.buffers):
-            self.buffers[number] = old.new_zeros(*old.shape[:2], length, old.shape[3])
-            self.buffers[number][:, :, :before] = old
+        if slots > before:
+            length = max(slots, min(2 * slots, self.view.capacity))
+            self.buffers = [pad(old, (0, 0, 0, length - before)) for old in self.buffers]
 
     def room(self, key_states: Tensor, value_states: Tensor) -> list[Tensor]:
         """The buffers, with slots for the call's keys and values [n, heads, new, size]."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+        if not self.buffers:
+            new = (key_states, value_states)
+            self.buffers = [one.new_zeros(self.view.count, one.shape[1], 0, one.shape[3]) for one in new]
+            self.is_initialized = True
         self.grow(self.view.past + key_states.shape[2])
         return self.buffers
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store the call's keys and values [n, heads, new, size]; returns all of the rows that run, from slot 0 on."""
         view, end = self.view, self.view.past + key_states.shape[2]
-        found = []
+        rows = slice(None) if view.rows is None else view.rows
         for buffer, new in zip(self.room(key_states, value_states), (key_states, value_states)):
             part = buffer[:, :, view.past : end]
             if view.valid is not None:
-                old = part if view.rows is None else part[view.rows]
-                new = torch.where(view.valid[:, None, :, None], new, old)
-            if view.rows is None:
-                part.copy_(new)
-            else:
-                part[view.rows] = new
-            if not view.kv_only:
-                stored = buffer[:, :, :end]
-                found.append(stored if view.rows is None else stored[view.rows])
+                new = torch.where(view.valid[:, None, :, None], new, part[rows])
+            part[rows] = new
         if view.kv_only:
             raise EndOfRun
-        return found[0], found[1]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.view.past + query_length, 0
+        keys, values = (buffer[:, :, :end][rows] for buffer in self.buffers)
+        return keys, values
 
     def get_seq_length(self) -> int:
         return self.view.past
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class SourceLayer(RaggedKVLayer):
