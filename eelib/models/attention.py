@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SDPA, GROUPED = "sdpa", "eelib_grouped"  # names of ways to attend in a network's configuration
+WITH_BOOLEANS = (SDPA, GROUPED)  # their masks are true for visible tokens; those of others are added to the scores
 MOST = 64  # new tokens; with more, copies are a small part of the work
 
 
@@ -60,9 +61,3 @@ def takes_any_name(kind: type[PreTrainedModel]) -> bool:
     if not kind._can_set_attn_implementation():
         return False
     return not re.search(f'(?<!str = )"{SDPA}"', inspect.getsource(sys.modules[kind.__module__]))
-
-
-def takes_booleans(network: nn.Module) -> bool:
-    """Whether a network's attention masks are boolean, true for visible tokens; else they are added to the scores."""
-    name: Any = network.config._attn_implementation  # type: ignore[union-attr]
-    return name in (SDPA, GROUPED)

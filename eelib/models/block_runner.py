@@ -33,13 +33,13 @@ class Call:
             those of the others are known to be alike.
         embeddings: states that enter block 1, [rows, new, hidden_size].
         first: the states after block 1, where it ran in `prepare`; else None.
-        alike: whether all blocks get the same arguments beside the states, and none has a hook; None: not known yet.
+        alike: whether all blocks get the same arguments beside the states, and none has a hook.
     """
 
     arguments: list[tuple[tuple, dict, Tensor]] = field(default_factory=list)
     embeddings: Tensor = field(default_factory=lambda: torch.empty(0))
     first: Tensor | None = None
-    alike: bool | None = None
+    alike: bool = False
 
     def of_block(self, layer: int) -> tuple[tuple, dict, Tensor]:
         """The arguments of block `layer`."""
@@ -107,8 +107,9 @@ class BlockRunner:
                 self.model.network(**inputs)
         finally:
             self.preparing = None
-        if self.fused and not self.first_only:
-            self.first_only = self.alike(call) and one_kind(self.model.network)
+        if self.fused:
+            call.alike = self.alike(call.arguments)
+            self.first_only = self.first_only or (call.alike and one_kind(self.model.network))
         return call
 
     def run(self, call: Call, layer: int, states: Tensor, last: int = 0) -> Tensor:
@@ -118,7 +119,7 @@ class BlockRunner:
         last = max(layer, last)
         if layer == 1 and call.first is not None:
             layer, states = 2, call.first
-        if last > layer and self.fused and self.alike(call):
+        if last > layer and self.fused and call.alike:
             found = self.fused.run(layer - 1, last - 1, states, call.arguments[0][1])
             if found is not None:
                 return found
@@ -126,15 +127,13 @@ class BlockRunner:
             states = output_of(self.call_block(call, each, states))
         return states
 
-    def alike(self, call: Call) -> bool:
+    def alike(self, arguments: list[tuple[tuple, dict, Tensor]]) -> bool:
         """Whether all blocks get the same arguments beside the states, and none has a hook."""
-        if call.alike is None:
-            named = call.arguments[0][1]
-            call.alike = all(
-                len(args) == 1 and kwargs.keys() == named.keys() and all(kwargs[key] is named[key] for key in named)
-                for args, kwargs, _ in call.arguments
-            ) and not any(block._forward_hooks or block._forward_pre_hooks for block in self.model.blocks)
-        return call.alike
+        _, named, _ = arguments[0]
+        return all(
+            len(args) == 1 and kwargs.keys() == named.keys() and all(kwargs[key] is named[key] for key in named)
+            for args, kwargs, _ in arguments
+        ) and not any(block._forward_hooks or block._forward_pre_hooks for block in self.model.blocks)
 
     def write_kv(self, call: Call, layer: int, states: Tensor) -> None:
         """Let each block above `layer` store its keys and values for `states`, and stop it there."""

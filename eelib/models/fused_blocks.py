@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from eelib.common.tolerances import close
-from eelib.models.attention import GROUPED, SDPA
+from eelib.models.attention import WITH_BOOLEANS
 from eelib.models.block_kernels import run_blocks, same_numbers
 from eelib.models.kv_cache import CacheView, GrowingLayer, RaggedKVLayer
 from eelib.models.probe import EndOfRun, Unsupported, foreign_code
 from eelib.models.products import LANES, FewRows, Int8Products, is_plain, on_all_cores
 
-ATTENTIONS = (SDPA, GROUPED)  # names of attention as it is computed here
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
 PARTS = [  # of a block, its attention and its MLP
     {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
@@ -44,13 +43,11 @@ class FusedNetwork:
 
     def __init__(self) -> None:
         self.trusted = False  # whether nothing changes now, so that no pass has to check it
-        self.attentions: list[Any] = []  # of the blocks, which would make a circle of references
         self.forms: list[BlockForm] = []
         self.joined: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}  # arrays of several blocks, once made
         self.last: tuple[Tensor | None, tuple[np.ndarray, ...], int] = None, (), 0  # angles, given and used; block
-        self.modules: list[tuple[dict, object]] = []  # attributes, with the forward among them
+        self.parts: list[tuple[nn.Module, object]] = []  # inside the blocks, and the forward of each
         self.children: list[tuple[dict, dict]] = []  # as they are, and as they were
-        self.hooks: list[dict] = []
         self.parameters: list[tuple[dict, str, Tensor, int, int]] = []  # with version and address
         self.starts, self.numbers = np.empty(0, np.int64), np.empty((0, LANES), np.float32)
 
@@ -59,14 +56,11 @@ class FusedNetwork:
         vars(block)["forward"] = FusedBlock(block, self, len(self.forms))
         self.forms.append(form)
         self.joined.clear()
-        self.attentions.append(block.self_attn)
-        parts = [block.self_attn, block.mlp]
-        self.children += [(part._modules, dict(part._modules)) for part in (block, *parts)]
-        inner = [*block.children(), *(child for part in parts for child in part.children())]
-        self.modules += [(vars(part), vars(part).get("forward")) for part in inner]
-        self.hooks += [hooks for part in inner for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        for part in inner:
+        outer = [block, block.self_attn, block.mlp]
+        self.children += [(module._modules, dict(module._modules)) for module in outer]
+        for part in (child for module in outer for child in module.children()):
             way = vars(part).get("forward")
+            self.parts.append((part, way))
             for name, own in part._parameters.items():
                 if own is not None and not (isinstance(way, Int8Products) and name == "weight"):
                     self.parameters.append((part._parameters, name, own, own._version, own.data_ptr()))
@@ -75,16 +69,15 @@ class FusedNetwork:
                 self.numbers = np.concatenate([self.numbers, way.places])
 
     def unchanged(self) -> bool:
-        """Whether the blocks' parts and parameters are those of when they were added, and none has a hook."""
+        """Whether the blocks' parts and parameters are those of when they were added, without hooks and not trained."""
         return (
-            not any(self.hooks)
-            and all(attributes.get("forward") is own for attributes, own in self.modules)
+            all(vars(part).get("forward") is own for part, own in self.parts)
+            and not any(part.training or part._forward_hooks or part._forward_pre_hooks for part, _ in self.parts)
             and all(live == own for live, own in self.children)
             and all(
                 live[name] is own and own._version == version and own.data_ptr() == address
                 for live, name, own, version, address in self.parameters
             )
-            and not any(attention.training for attention in self.attentions)
             and same_numbers(self.starts, self.numbers)
         )
 
@@ -106,7 +99,7 @@ class FusedNetwork:
         """
         form, given = self.forms[first], named.get("position_embeddings")
         fits = x.ndim == 3 and x.shape[2] == form.size and 0 < x.shape[0] * x.shape[1] <= form.limit
-        usual = self.attentions[first].config._attn_implementation in ATTENTIONS and named.keys() <= ARGUMENTS
+        usual = form.config._attn_implementation in WITH_BOOLEANS and named.keys() <= ARGUMENTS
         if not (fits and usual and given is not None and is_plain(x, torch.float32)):
             return None
         forms = self.forms[first : last + 1]
@@ -136,7 +129,8 @@ class BlockForm:
         attention, mlp = block.self_attn, block.mlp
         if [set(part._modules) for part in (block, attention, mlp)] != PARTS:
             raise TypeError("other parts")
-        if attention.config._attn_implementation not in ATTENTIONS:
+        self.config = attention.config
+        if self.config._attn_implementation not in WITH_BOOLEANS:
             raise TypeError("another attention")
         layers = [getattr(attention, name) for name in LINEAR] + [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         ways: list[FewRows | Int8Products] = [vars(layer)["forward"] for layer in layers]
@@ -145,7 +139,9 @@ class BlockForm:
         if len({type(way.weights.kind) for way in ways}) > 1 or any(own.dtype != torch.float32 for own in self.held):
             raise TypeError("other numbers")
         self.ways, self.kind = ways, ways[0].weights.kind
-        about = np.concatenate([self.about(layer, way) for layer, way in zip(layers, ways)])
+        scales = [0 if way.scales is None else way.scales.data_ptr() for way in ways]
+        biases = [0 if layer.bias is None else layer.bias.data_ptr() for layer in layers]
+        about = np.column_stack([np.concatenate([way.weights.about for way in ways]), scales, biases])
         addresses = np.array([[norm.weight.data_ptr() for norm in norms]], np.int64)
         self.arrays = about[None], addresses, np.array([[float(norm.variance_epsilon) for norm in norms]])
         self.head, self.scaling, self.layer = attention.head_dim, np.float32(attention.scaling), attention.layer_idx
@@ -155,12 +151,6 @@ class BlockForm:
         self.shared, self.room = keys // self.head, self.size + max(2 * (queries + keys), 2 * inner)
         self.limit = min(MOST, *(way.limit for way in ways))
         self.key = (*about[:, 1].tolist(), self.head, self.scaling, self.limit, type(self.kind))
-
-    @staticmethod
-    def about(layer: nn.Linear, way: FewRows | Int8Products) -> np.ndarray:
-        """A linear layer as `linear` takes it."""
-        parts = [0 if part is None else part.data_ptr() for part in (way.scales, layer.bias)]
-        return np.concatenate([way.weights.about, [parts]], axis=1)
 
     def run(
         self,

@@ -28,7 +28,7 @@ from transformers import Cache
 from eelib.common.errors import CheckpointError
 from eelib.common.files import write_atomically
 from eelib.common.values import first_line
-from eelib.models.attention import takes_booleans
+from eelib.models.attention import WITH_BOOLEANS
 from eelib.models.probe import arguments_of, in_turn, output_of
 
 if TYPE_CHECKING:
@@ -89,13 +89,11 @@ class DraftBlock(nn.Module):
             self.join = nn.Linear(2 * model.hidden_size, model.hidden_size, bias=False)
             self.join.weight = nn.Parameter(torch.eye(model.hidden_size).repeat(1, 2))
         self.register_buffer("tokens", tokens.int())
-        # in a tuple, so that they are no part of this module
-        self.rotations: tuple[Any] = (getattr(model.network.base_model, "rotary_emb", None),)
         self.of = weakref.ref(model)  # which holds its blocks
         try:
             with torch.no_grad():
                 self(torch.zeros(1, 1, model.hidden_size, device=model.device))
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
             raise CheckpointError(
                 f"{model.name} has no draft block: its positions are not rotations that all layers share"
             ) from error
@@ -140,8 +138,9 @@ class DraftBlock(nn.Module):
         `cache`: with the keys and values of the old tokens, in one more layer than the model has; None: there are none.
         """
         wide = states.to(next(self.block.parameters()).dtype)
-        rotations = self.rotations[0](wide, places)
-        if not takes_booleans(self.model.network):
+        base: Any = self.model.network.base_model
+        rotations = base.rotary_emb(wide, places)
+        if self.model.network.config._attn_implementation not in WITH_BOOLEANS:
             seen = torch.zeros(seen.shape, dtype=wide.dtype, device=wide.device).masked_fill(~seen, -torch.inf)
         more: dict[str, Any] = {} if cache is None else {self.cache_argument: cache, "use_cache": True}
         output = self.block(wide, attention_mask=seen, position_ids=places, position_embeddings=rotations, **more)
