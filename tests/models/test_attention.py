@@ -4,14 +4,13 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import eelib
 from checks.tiny import build, randomize
-from eelib.models.attention import GROUPED, MOST, SDPA, grouped_attention, takes_booleans, use_grouped_attention
+from eelib.models.attention import GROUPED, MOST, SDPA, grouped_attention, use_grouped_attention
 
 
-@pytest.mark.parametrize("new", [1, 2, 5, MOST, MOST + 1])
+@pytest.mark.parametrize("new", [1, 2, MOST + 1])
 @pytest.mark.parametrize("mask", ["none", "booleans", "numbers", "of each head", "of all new"])
 def test_it_is_plain_attention_of_each_head(new, mask):
     """Four heads read keys and values of two; float64 beside every head alone, written out."""
@@ -31,15 +30,14 @@ def test_it_is_plain_attention_of_each_head(new, mask):
         scores = 0.3 * query[:, head] @ key[:, head // 2].mT
         own = scores.masked_fill(~seen[:, head % seen.shape[1]], -torch.inf).softmax(-1) @ value[:, head // 2]
         torch.testing.assert_close(found[:, :, head], own)
-    same, _ = sdpa_attention_forward(module, query, key, value, given.get(mask, seen), scaling=0.3)
-    assert weights is None and found.shape == same.shape and found.is_contiguous()
-    torch.testing.assert_close(found, same)
+    assert weights is None and found.shape == (3, new, 4, 8) and found.is_contiguous()
 
 
 def test_models_on_the_cpu_use_it_unless_products_are_torch_s(folder_of):
     ours, torchs = (eelib.load_model(str(folder_of("llama")), device="cpu", fast_products=own) for own in (True, False))
-    assert ours.network.config._attn_implementation == GROUPED and takes_booleans(ours.network)
-    assert torchs.network.config._attn_implementation == "sdpa"
+    assert ours.network.config._attn_implementation == GROUPED
+    assert torchs.network.config._attn_implementation == SDPA
+    assert not any("forward" in vars(module) for module in torchs.network.modules())
     ids = torch.arange(3, 12)[None]
     with torch.no_grad():
         torch.testing.assert_close(ours.network(ids).logits, torchs.network(ids).logits, rtol=1e-4, atol=1e-5)

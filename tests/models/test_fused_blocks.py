@@ -3,7 +3,7 @@
 import copy
 import gc
 import weakref
-from weakref import WeakKeyDictionary
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -17,26 +17,22 @@ from torch import nn
 import eelib
 from checks.tiny import randomize
 from checks.tiny_texts import PROMPTS, tokenizer_for
-from eelib.exits.decoding import drafters
 from eelib.models import block_kernels, fused_blocks, products
 from eelib.models.attention import use_grouped_attention
 from eelib.models.block_runner import one_kind
-from eelib.models.fused_blocks import BlockForm, FusedBlock, FusedNetwork, use_fused_blocks
+from eelib.models.fused_blocks import FusedBlock, FusedNetwork, use_fused_blocks
 from eelib.models.kv_cache import growing_cache
 
 HEADS = WIDE | dict(vocab_size=50, num_key_value_heads=2, head_dim=16)
 FORMS = {
     "llama": hf.LlamaConfig(**HEADS),
     "llama with biases": hf.LlamaConfig(**HEADS, attention_bias=True, mlp_bias=True),
-    "qwen2": hf.Qwen2Config(**HEADS),
     "mistral": hf.MistralConfig(**HEADS, sliding_window=3),
 }
 OTHERS = {
     "norms of queries": hf.Qwen3Config(**HEADS),
-    "norms around 1": hf.GemmaConfig(**HEADS),
     "scaled residuals": hf.GraniteConfig(**HEADS, residual_multiplier=0.6),
     "angles of half a head": hf.StableLmConfig(**HEADS),
-    "blocks in parallel": hf.GPTNeoXConfig(**WIDE, vocab_size=50),
     "another activation": hf.LlamaConfig(**HEADS, hidden_act="gelu"),
     "small heads": hf.LlamaConfig(**HEADS | {"head_dim": 8}),
     "another attention": hf.GraniteConfig(**HEADS, attn_implementation="eager"),
@@ -44,10 +40,12 @@ OTHERS = {
 TEXT, STEPS = [[7, 3, 9, 30, 2, 8, 1], [4, 4, 11, 0, 23, 6, 5]], [3, 1, 2, 1]  # tokens, and how many of them a call has
 
 
-@pytest.fixture(autouse=True)
-def of_any_size(monkeypatch):
-    for limit, value in (("SMALLEST", 0), ("LEAST", 0), ("GAIN", float("inf"))):
-        monkeypatch.setattr(products, limit, value)
+@pytest.fixture(autouse=True, scope="module")
+def of_any_size():
+    with pytest.MonkeyPatch.context() as patch:
+        for limit, value in (("SMALLEST", 0), ("LEAST", 0), ("GAIN", float("inf"))):
+            patch.setattr(products, limit, value)
+        yield
 
 
 def network_of(config, fits=True):
@@ -128,9 +126,8 @@ def test_what_cores_share_is_as_near_as_torchs():
     assert_as_near(gate, plain, exact)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_weights_of_8_bits_are_rounded_once(form, calls):
-    network = network_of(FORMS[form])
+def test_weights_of_8_bits_are_rounded_once(calls):
+    network = network_of(FORMS["llama with biases"])
     made = copy.deepcopy(network)
     products.use_int8_products(made)
     expected = run(made)
@@ -151,8 +148,6 @@ def test_other_blocks_stay_as_they_are(form):
 CHANGES = {
     "a weight, in place": lambda block: block.self_attn.k_proj.weight.mul_(2.0),
     "a weight, through .data": lambda block: block.mlp.down_proj.weight.data.add_(1.0),
-    "a weight's data": lambda block: setattr(block.mlp.gate_proj.weight, "data", block.mlp.gate_proj.weight + 1.0),
-    "a bias": lambda block: block.self_attn.q_proj.bias.add_(1.0),
     "a norm's data": lambda block: setattr(block.input_layernorm.weight, "data", block.input_layernorm.weight + 1.0),
     "a norm": lambda block: setattr(block.post_attention_layernorm, "weight", nn.Parameter(torch.full((32,), 0.5))),
     "a layer": lambda block: setattr(block.mlp, "up_proj", nn.Linear(32, 48, bias=False).requires_grad_(False)),
@@ -165,60 +160,64 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
 def test_a_change_is_seen(change, calls):
+    """Between two calls with the same angles, and with new ones."""
     network = network_of(FORMS["llama with biases"])
-    made = fused(network)
-    before = run(made)
-    for each in (network, made):
-        torch.manual_seed(1)
-        with torch.no_grad():
-            CHANGES[change](each.model.layers[1])
+    made, states = fused(network), torch.randn(1, 4, 32)
+    plain, block = (each.model.layers[1] for each in (network, made))
+    turns = network.model.rotary_emb(states, torch.arange(4)[None])
     calls.clear()
-    after = run(made)
-    torch.testing.assert_close(after, run(network), rtol=1e-4, atol=1e-4)
-    assert not calls and (after - before).abs().max() > 1e-3
+    before = block(states, position_embeddings=turns)
+    assert len(calls) == 1
+    for each in (plain, block):
+        torch.manual_seed(1)
+        CHANGES[change](each)
+    for given in (turns, tuple(part.clone() for part in turns)):
+        after = block(states, position_embeddings=given)
+        torch.testing.assert_close(after, plain(states, position_embeddings=given), rtol=1e-4, atol=1e-4)
+    assert len(calls) == 1 and (after - before).abs().max() > 1e-3
 
 
 @torch.no_grad()
-def test_a_change_between_two_calls_with_the_same_angles_is_seen(calls):
+def test_many_rows_and_unknown_arguments_are_for_torch(calls):
     made = fused(network_of(FORMS["llama"]))
-    block, states, ids = made.model.layers[1], torch.randn(1, 4, 32), torch.arange(4)[None]
-    given = dict(position_embeddings=made.model.rotary_emb(states, ids))
+    block, states = made.model.layers[0], torch.randn(fused_blocks.MOST + 1, 1, 32)
+    turns = made.model.rotary_emb(states, torch.zeros(1, 1))
     calls.clear()
-    before = block(states, **given)
-    assert len(calls) == 1
-    block.mlp.down_proj.weight.mul_(2.0)
-    expected = type(block).forward(block, states, **given)
-    assert torch.equal(block(states, **given), expected) and not torch.allclose(expected, before, atol=1e-3)
-
-
-@pytest.mark.parametrize("rows, named", [(fused_blocks.MOST + 1, {}), (2, {"output_attentions": False})])
-def test_many_rows_and_unknown_arguments_are_for_torch(rows, named, calls):
-    made = fused(network_of(FORMS["llama"]))
-    block, states = made.model.layers[0], torch.randn(rows, 1, 32)
-    calls.clear()
-    with torch.no_grad():
-        block(states, position_embeddings=made.model.rotary_emb(states, torch.zeros(1, 1)), **named)
-        with pytest.raises(RuntimeError):
-            block(states[..., :16], position_embeddings=made.model.rotary_emb(states, torch.zeros(1, 1)))
+    block(states, position_embeddings=turns)
+    block(states[:2], position_embeddings=turns, output_attentions=False)
+    with pytest.raises(RuntimeError):
+        block(states[:2, :, :16], position_embeddings=turns)
     assert not calls
+
+
+def with_fused_blocks_and_without(folder):
+    """A checkpoint's models, which never end an output."""
+    models = [eelib.load_model(str(folder), device="cpu", fast_products=own) for own in (True, False)]
+    assert all(isinstance(vars(block)["forward"], FusedBlock) for block in models[0].blocks)
+    for model in models:
+        model.network.generation_config.eos_token_id = [model.vocab_size + 1]
+    return models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return with_fused_blocks_and_without(save("llama", tmp_path_factory.mktemp("fused") / "llama", head_dim=16))
 
 
 DRAFTS, POLICIES = ["", "prompt", "layer:1", "layer:2", "int8"], ["full", "copy", "project", "deferred", "verified"]
 
 
-@pytest.mark.parametrize("setup, size", in_pairs(DRAFTS + POLICIES, [1, 3, 5]))
-def test_decoding_stays(setup, size, tmp_path, monkeypatch, eos):
+@pytest.mark.parametrize("setup, size", [*zip(DRAFTS + POLICIES, cycle([3, 5])), ("prompt", 1), ("deferred", 1)])
+def test_decoding_stays(setup, size, models, monkeypatch):
     """The same tokens and exit layers as without fused blocks; where nothing happens between blocks, they run in one
     call.
     """
     together, plain_run = [], FusedNetwork.run
-    monkeypatch.setattr(drafters, "INT8_MODELS", WeakKeyDictionary())
-    folder = str(save("llama", tmp_path / "llama", head_dim=16))
-    made, plain = (eelib.load_model(folder, device="cpu", fast_products=own) for own in (True, False))
     ways = {"draft": setup or None}
     if setup in POLICIES:
-        ways = {"gate": middle_rule(plain, PROMPTS), "kv_policy": setup}
+        ways = {"gate": middle_rule(models[1], PROMPTS), "kv_policy": setup}
 
     def counted(self, first, last, *given):
         found = plain_run(self, first, last, *given)
@@ -226,15 +225,13 @@ def test_decoding_stays(setup, size, tmp_path, monkeypatch, eos):
         return found
 
     monkeypatch.setattr(FusedNetwork, "run", counted)
-    for model in (made, plain):
-        eos(model, {model.vocab_size + 1})
-    outputs = [eelib.generate(model, PROMPTS, batch_size=size, max_new_tokens=9, **ways) for model in (made, plain)]
+    outputs = [eelib.generate(model, PROMPTS, batch_size=size, max_new_tokens=9, **ways) for model in models]
     for column in ("token_id", "exit_layer", "layers_run"):
         assert by_sequence(outputs[0], column) == by_sequence(outputs[1], column)
-    assert setup in POLICIES or max(together) == made.layers
+    assert max(together) == models[0].layers if setup in DRAFTS else any(together)
 
 
-def test_blocks_with_other_masks_are_told_apart(tmp_path, eos):
+def test_blocks_with_other_masks_are_told_apart(tmp_path):
     """A window of 5 tokens at one of three layers, which matters from the sixth token on. A config may hold that of
     its text network; foreign code need not say what its layers get.
     """
@@ -251,48 +248,39 @@ def test_blocks_with_other_masks_are_told_apart(tmp_path, eos):
     folder = tmp_path / "qwen2"
     network.save_pretrained(folder)
     tokenizer_for("causal").save_pretrained(folder)
-    made, plain = (eelib.load_model(str(folder), device="cpu", fast_products=own) for own in (True, False))
-    assert all(isinstance(vars(block)["forward"], FusedBlock) for block in made.blocks)
-    for model in (made, plain):
-        eos(model, {model.vocab_size + 1})
     way = dict(exit_layers=(len(kinds),), kv_policy="full", batch_size=1, max_new_tokens=16)
-    outputs = [eelib.generate(model, PROMPTS, **way) for model in (made, plain)]
+    outputs = [eelib.generate(model, PROMPTS, **way) for model in with_fused_blocks_and_without(folder)]
     assert by_sequence(outputs[0]) == by_sequence(outputs[1])
 
 
 @pytest.mark.parametrize("kind", [hf.DynamicCache, growing_cache])
+@torch.no_grad()
 def test_other_caches_and_other_rows_are_for_torch(kind, calls):
     """A cache of transformers, empty or not; and a cache of two rows with a call of one, which torch refuses."""
     network = network_of(FORMS["llama"])
-    made, ids = fused(network), torch.tensor(TEXT)
-    caches = [kind(), kind()]
+    made, ids, caches = fused(network), torch.tensor(TEXT), [kind(), kind()]
     calls.clear()
-    with torch.no_grad():
-        for part in (ids[:, :3], ids[:, 3:5]):
-            found, expected = (each(part, past_key_values=own).logits for each, own in zip((made, network), caches))
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        assert bool(calls) == (kind is growing_cache)
-        with pytest.raises(RuntimeError):
-            made(ids[:1, :1], past_key_values=caches[0])
+    for part in (ids[:, :3], ids[:, 3:5]):
+        found, expected = (each(part, past_key_values=own).logits for each, own in zip((made, network), caches))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert bool(calls) == (kind is growing_cache)
+    with pytest.raises(RuntimeError):
+        made(ids[:1, :1], past_key_values=caches[0])
 
 
-def test_gradients_training_other_dtypes_and_copies_are_for_torch(calls):
+@torch.no_grad()
+def test_training_other_dtypes_and_copies_are_for_torch(calls):
     network = network_of(FORMS["llama"])
     made = fused(network)
-    ids = torch.tensor(TEXT)
+    other = copy.deepcopy(made)
+    other.model.layers[0].mlp.up_proj.weight.zero_()
     calls.clear()
-    states = made.get_input_embeddings()(ids).requires_grad_()
-    made(inputs_embeds=states).logits.square().sum().backward()
-    assert bool(states.grad.abs().sum() > 0)
-    with torch.no_grad():
-        other = copy.deepcopy(made)
-        other.model.layers[0].mlp.up_proj.weight.zero_()
-        torch.testing.assert_close(run(made.train()), run(network), rtol=1e-4, atol=1e-4)
-        assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
-        assert len(calls) == len(STEPS) * len(made.model.layers)
-        forward = weakref.ref(vars(made.model.layers[0])["forward"])
-        assert made.bfloat16()(ids).logits.dtype == torch.bfloat16
-        assert forward() is None  # with its float32 weights
+    torch.testing.assert_close(run(made.train()), run(network), rtol=1e-4, atol=1e-4)
+    assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
+    assert len(calls) == len(STEPS) * len(made.model.layers)
+    forward = weakref.ref(vars(made.model.layers[0])["forward"])
+    assert made.bfloat16()(torch.tensor(TEXT)).logits.dtype == torch.bfloat16
+    assert forward() is None  # with its float32 weights
 
 
 def test_a_network_is_freed_at_once():
@@ -306,14 +294,3 @@ def test_a_network_is_freed_at_once():
         assert weight() is None
     finally:
         gc.enable()
-
-
-def test_a_wrong_kernel_is_not_used(monkeypatch):
-    """Both ways are compared before a block is fused."""
-    network = network_of(FORMS["llama"])
-    products.use_fast_products(network)
-    exact = BlockForm.run
-    monkeypatch.setattr(
-        BlockForm, "run", lambda self, arrays, layers, x, angles: exact(self, arrays, layers, x, angles[::-1])
-    )
-    assert use_fused_blocks(network) == 0
