@@ -231,9 +231,8 @@ class FewRows:
         whole = layer.weight.detach().view(own).numpy()
         self.address, self.places = layer.weight.data_ptr(), (whole[0, :LANES], whole[-1, -LANES:])
         self.numbers = [place.tobytes() for place in self.places]
-        fits = fits_bfloat16(layer.weight)
-        short = layer.weight.detach().bfloat16().view(torch.uint16).numpy() if fits else None
-        self.weights = Weights(whole if short is None else packed(short))
+        short = fits_bfloat16(layer.weight)
+        self.weights = Weights(packed(layer.weight.detach().bfloat16().view(torch.uint16).numpy()) if short else whole)
 
     def __reduce__(self) -> tuple:
         """A copy of the layer gets torch's forward, since changes of the copy's weights are not seen here."""
@@ -296,30 +295,18 @@ def multiply(input: Tensor, weights: Weights) -> Tensor:
     return y
 
 
-def drop_copies(network: nn.Module) -> None:
-    """Let the modules of a network use their own forward again, where they are copies of modules that used ours."""
-    for module in network.modules():
-        way = vars(module).get("forward")
-        if isinstance(way, partial) and way.func is type(module).forward:
-            vars(module).pop("forward")
-
-
 @torch.no_grad()
-def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
+def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> None:
     """Use our products of few rows in a network's linear layers, on the CPU in float32 or bfloat16, if they are faster.
 
     Args:
         network: any module.
         like: a network whose products were timed before; `network` takes its result.
 
-    Returns:
-        The largest number of rows for which our products are used; 0 where torch is as fast, and nothing was changed.
-
     Raises:
         SelfCheckError: our products are not torch's.
     """
-    drop_copies(network)
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
+    layers = fit_layers(network)
     if like is not None:
         ways = (vars(module).get("forward") for module in like.modules())
         limit = next((way.limit for way in ways if isinstance(way, FewRows)), 0)
@@ -328,7 +315,6 @@ def use_fast_products(network: nn.Module, like: nn.Module | None = None) -> int:
         limit = rows_that_gain(layers) if large and layers else 0
     for layer in layers if limit else ():
         vars(layer)["forward"] = FewRows(layer, limit)
-    return limit
 
 
 def use_int8_products(network: nn.Module) -> int:
@@ -340,21 +326,30 @@ def use_int8_products(network: nn.Module) -> int:
     Returns:
         The number of layers changed; the others are on another device, of another type, or too small to gain time.
     """
-    drop_copies(network)
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear) and is_fit(module)]
+    layers = fit_layers(network)
     for layer in layers:
         vars(layer)["forward"] = Int8Products(layer)
     return len(layers)
 
 
-def is_fit(layer: nn.Linear) -> bool:
-    """Whether a linear layer is torch's own, on the CPU, in a dtype of OURS, large, with rows of whole LANES."""
-    weight = layer.weight
-    as_made = type(layer) is nn.Linear and "forward" not in vars(layer) and weight.is_contiguous()
-    if weight.is_inference():  # made in torch's inference mode: changes can't be seen
-        return False
+def fit_layers(network: nn.Module) -> list[nn.Linear]:
+    """The linear layers that are torch's own, on the CPU, in a dtype of OURS, large, with rows of whole LANES.
+
+    Modules of the network that are copies of modules that used ours use their own forward again.
+    """
+    for module in network.modules():
+        way = vars(module).get("forward")
+        if isinstance(way, partial) and way.func is type(module).forward:
+            vars(module).pop("forward")
+    layers = [layer for layer in network.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    return [layer for layer in layers if is_fit(layer.weight)]
+
+
+def is_fit(weight: Tensor) -> bool:
+    """Whether weights are those that our products take."""
+    usual = weight.is_contiguous() and weight.dtype in OURS and weight.device.type == "cpu"
     large = weight.numel() > LEAST and weight.shape[1] % LANES == 0
-    return as_made and large and weight.dtype in OURS and weight.device.type == "cpu"
+    return usual and large and not weight.is_inference()  # changes of what is made in inference mode can't be seen
 
 
 def rows_that_gain(layers: list[nn.Linear]) -> int:
@@ -371,24 +366,24 @@ def rows_that_gain(layers: list[nn.Linear]) -> int:
     for rows in ROWS:
         ours = [way for way, size in zip(every, sizes) if size < SAMPLE * min(1.0, FULL / rows)]
         inputs = [torch.randn(rows, way.size, generator=drawn).to(way.dtype) for way in ours]
-        on_all_cores = ours[0](inputs[0])
+        for way, theirs, x in zip(ours, torchs, inputs):
+            if not close(way(x).bfloat16() if rounds else way(x), theirs(x)):
+                raise SelfCheckError(f"our products of {rows} rows are not torch's")
         torch.set_num_threads(1)
         try:
-            runs = [(timed(ours, inputs), timed(torchs, inputs)) for _ in range(RUNS)]  # in turn
+            times = [(seconds(ours, inputs), seconds(torchs, inputs)) for _ in range(RUNS)]  # in turn
         finally:
             torch.set_num_threads(cores)
-        (took, found), (torch_took, expected) = (min(way, key=lambda run: run[0]) for way in zip(*runs))
-        pairs = zip([on_all_cores, *found], [expected[0], *expected])
-        if not all(close(own.bfloat16() if rounds else own, wanted) for own, wanted in pairs):
-            raise SelfCheckError(f"our products of {rows} rows are not torch's")
+        took, torch_took = map(min, zip(*times))
         if took > GAIN * torch_took:
             break
         gained = rows if rows < ROWS[-1] else NO_LIMIT
     return gained
 
 
-def timed(ways: Sequence[Callable[[Tensor], Tensor]], inputs: list[Tensor]) -> tuple[float, list[Tensor]]:
-    """(processor seconds of this thread for all products, the products)."""
+def seconds(ways: Sequence[Callable[[Tensor], Tensor]], inputs: list[Tensor]) -> float:
+    """Processor seconds of this thread for all products."""
     begin = thread_time()
-    found = [way(x) for way, x in zip(ways, inputs)]
-    return thread_time() - begin, found
+    for way, x in zip(ways, inputs):
+        way(x)
+    return thread_time() - begin
