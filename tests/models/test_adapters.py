@@ -59,15 +59,14 @@ def wanted_states(model, found, prompt, output):
     return found(states)[-len(output) :]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(both, tmp_path, batch_size):
+def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(both, tmp_path):
     model, found, read = both
     ids = model.encode(PROMPTS)
     plain = greedy_decode(model, ids, 8)
     assert (read.name, read.title) == ("made", f"made, a tuned lens of {model.title}")
     assert read.hash != model.hash and read.layers == model.layers
     assert greedy_decode(read, ids, 8) == plain
-    how = dict(max_new_tokens=8, batch_size=batch_size)
+    how = dict(max_new_tokens=8, batch_size=4)
     trace = eelib.trace(read, Task.from_prompts(PROMPTS), folder=tmp_path / "runs", progress=False, **how)
     outputs = trace.tokens.groupby("sequence")["token_id"].agg(list).tolist()
     assert outputs == plain
@@ -155,16 +154,18 @@ def test_the_shipped_translators_are_nearer_to_the_last_layer_than_the_bare_head
 # LoRA
 
 
-@pytest.fixture
-def adapters(folder_of, tmp_path):
+def save_adapters(base, folder, **options):
     """Random adapters of a tiny decoder."""
-    base, folder = folder_of("llama"), tmp_path / "tuned"
-    torch.manual_seed(0)
-    options = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
+    options = LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, **options)
     tuned = get_peft_model(hf.AutoModelForCausalLM.from_pretrained(base), options)
     tuned.peft_config["default"].base_model_name_or_path = str(base)
     tuned.save_pretrained(folder)
-    return base, folder
+
+
+@pytest.fixture
+def adapters(folder_of, tmp_path):
+    save_adapters(folder_of("llama"), tmp_path / "tuned", target_modules="all-linear")
+    return folder_of("llama"), tmp_path / "tuned"
 
 
 @pytest.mark.parametrize("short", [False, True])
@@ -191,15 +192,10 @@ def test_they_load_as_the_model_that_peft_runs(short, adapters, tmp_path):
     assert again.tokenizer.chat_template == found.tokenizer.chat_template and again.hash != found.hash
 
 
-def test_a_replaced_weight_that_the_head_shares_is_refused(folder_of, adapters, one_line):
+def test_a_replaced_weight_that_the_head_shares_is_refused(folder_of, tmp_path, one_line):
     """PEFT replaces the embeddings alone, and its head has the base's."""
-    base = folder_of("gemma2")
-    plain = hf.AutoModelForCausalLM.from_pretrained(base)
-    options = LoraConfig(r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
-    tuned = get_peft_model(plain, options)
-    tuned.peft_config["default"].base_model_name_or_path = str(base)
-    tuned.save_pretrained(adapters[1])
-    one_line(CheckpointError, ("embed_tokens", "shares"), lambda: eelib.load_model(str(adapters[1])))
+    save_adapters(folder_of("gemma2"), tmp_path, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    one_line(CheckpointError, ("embed_tokens", "shares"), lambda: eelib.load_model(str(tmp_path)))
 
 
 def settings(**changed):
@@ -228,15 +224,12 @@ WRONG = [
     (weights(dict, model_hash="0" * 64), "other weights"),
     (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50]), "damaged"),
     (settings(use_dora=True), "use_dora"),
-    (settings(peft_type="IA3"), "peft_type"),
     (settings(base_model_name_or_path=None), "does not name"),
     (settings(base_model_name_or_path="no-such-model"), "no-such-model"),
-    (settings(r=0), "r 0"),
     (settings(r=True), "r True"),
     (settings(r=8), "fits no weight"),
-    (settings(alora_invocation_tokens=[5]), "alora_invocation_tokens"),
     (settings(layer_replication=[[0, 2], [0, 1]]), "layer_replication"),
-    *((settings(init_lora_weights=way), (repr(way), "changes the base")) for way in ("pissa_niter_4", "olora")),
+    (settings(init_lora_weights="olora"), ("'olora'", "changes the base")),
 ]
 
 
