@@ -62,14 +62,15 @@ class Head(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits [n, vocab_size] of states [n, hidden_size]: float32, on the states' device, wherever the head is."""
-        logits = self.scaled(self.projection(self.normed(states)).float().to(states.device))
-        return logits if self.bias is None else logits + self.bias.to(logits.device)
+        return self.scaled(self.projection(self.normed(states)).float().to(states.device), self.bias)
 
-    def scaled(self, scores: Tensor) -> Tensor:
-        """Scores of the projection after the model's scaling and soft-capping."""
+    def scaled(self, scores: Tensor, bias: Tensor | None) -> Tensor:
+        """Scores of the projection after the model's scaling and soft-capping, and with a bias."""
         if self.logit_scale != 1.0:
             scores = scores * self.logit_scale
-        return torch.tanh(scores / self.softcap) * self.softcap if self.softcap else scores
+        if self.softcap:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        return scores if bias is None else scores + bias.to(scores.device)
 
     def of_ids(self, states: Tensor, ids: Tensor) -> Tensor:
         """The logits [n, k] of the tokens `ids` [n, k] for states [n, hidden_size], from k rows of the projection."""
@@ -79,8 +80,7 @@ class Head(nn.Module):
         scores = torch.einsum("nd,nkd->nk", normed, self.projection.weight[at]).float()
         if self.projection.bias is not None:
             scores = scores + self.projection.bias[at].float()
-        logits = self.scaled(scores.to(states.device))
-        return logits if self.bias is None else logits + self.bias.to(logits.device)[ids]
+        return self.scaled(scores.to(states.device), None if self.bias is None else self.bias.to(ids.device)[ids])
 
 
 # The path from the last block to the projection
@@ -91,13 +91,14 @@ HeadPath = tuple[list[nn.Module], Tensor, int]  # modules, the output of the las
 
 def find_head_path(last: Call, into: Call, calls: list[Call], name: str) -> HeadPath:
     """The modules among `calls` that turn the output of `last`, one after another, into the input of `into`, or into a
-    multiple of it.
+    multiple of it; none of them contains the module of `into`.
 
     Where several take a state, each is tried, outermost first, since poolers and other heads do not lead to `into`.
     CheckpointError names it and the module where the path was lost.
     """
     goal = into.input
-    ready = [c for c in calls if c.input.numel() and c.output.numel()]
+    outside = [call for call in calls if all(module is not into.module for module in call.module.modules())]
+    ready = [call for call in outside if call.input.numel() and call.output.numel()]
     ready.sort(key=lambda call: call.name.count("."))
     lost = [last.name]
 
@@ -165,12 +166,6 @@ def calls_after(call: Call, runs: Runs) -> list[Call]:
     return runs.calls[next(i for i, other in enumerate(runs.calls) if other is call) + 1 :]
 
 
-def without_holders(calls: list[Call], network: nn.Module, projection: nn.Module) -> list[Call]:
-    """The calls whose modules do not contain the projection."""
-    holders = {n for n, m in network.named_modules() if any(child is projection for child in m.modules())}
-    return [call for call in calls if call.name not in holders]
-
-
 # Language models: logits at each position
 
 
@@ -185,7 +180,7 @@ def find_head(network: PreTrainedModel, last: Call, runs: Runs, name: str) -> tu
     into = next((c for c in after if c.module is projection), None)
     if into is None:
         raise CheckpointError(f"{name}: the head {type(projection).__name__} was not called after block {last.name}")
-    steps, state, _ = find_head_path(last, into, without_holders(after, network, projection), name)
+    steps, state, _ = find_head_path(last, into, after, name)
     scores, logits = into.output.float(), runs.logits.float()
     if scores.shape != logits.shape:
         raise CheckpointError(
@@ -273,7 +268,7 @@ def find_classifier_head(network: PreTrainedModel, last: Call, runs: Runs, name:
     into = next((c for c in linear if rows_with(c.output, runs.logits)), None)
     if into is None:
         raise CheckpointError(f"{name}: no linear head gives the network's label scores")
-    steps, _, position = find_head_path(last, into, without_holders(after, network, into.module), name)
+    steps, _, position = find_head_path(last, into, after, name)
     if position == EACH:
         rows = rows_with(into.output, runs.logits)
         if len(rows) != 1 or into.output.ndim != 3:
