@@ -231,8 +231,9 @@ class FewRows:
         whole = layer.weight.detach().view(own).numpy()
         self.address, self.places = layer.weight.data_ptr(), (whole[0, :LANES], whole[-1, -LANES:])
         self.numbers = [place.tobytes() for place in self.places]
-        short = fits_bfloat16(layer.weight)
-        self.weights = Weights(packed(layer.weight.detach().bfloat16().view(torch.uint16).numpy()) if short else whole)
+        if fits_bfloat16(layer.weight):
+            whole = packed(layer.weight.detach().bfloat16().view(torch.uint16).numpy())
+        self.weights = Weights(whole)
 
     def __reduce__(self) -> tuple:
         """A copy of the layer gets torch's forward, since changes of the copy's weights are not seen here."""
