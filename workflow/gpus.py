@@ -52,42 +52,32 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def claim(count: int, known: list[str], folder: Path) -> dict[str, int]:
-    """Lock some of the GPUs that are free.
+def wait_for(count: int, known: list[str], folder: Path) -> dict[str, int]:
+    """Lock so many of the GPUs, each as soon as it is free; one job after the other, so that none waits for another's.
 
     Returns:
-        {GPU: descriptor of its locked file}; empty where fewer than `count` are free, and then none stays locked.
-    """
-    taken: dict[str, int] = {}
-    for gpu in known:
-        descriptor = open_lock(folder / gpu.replace("/", "_"))
-        if len(taken) < count and lock_descriptor(descriptor, blocking=False):
-            taken[gpu] = descriptor
-        else:
-            os.close(descriptor)
-    if len(taken) < count:
-        for descriptor in taken.values():
-            os.close(descriptor)
-        return {}
-    return taken
-
-
-def wait_for(count: int, known: list[str], folder: Path, pause: float = 1.0) -> dict[str, int]:
-    """`claim` as soon as so many are free; one job after the other, so that one that wants two gets them in the end.
+        {GPU: descriptor of its locked file}
 
     Raises:
         InputError: the machine has fewer.
     """
     if count > len(known):
         raise InputError(f"{count} GPUs are asked for; there are {len(known)} ({', '.join(known)})")
+    taken: dict[str, int] = {}
     queue = open_lock(folder / "queue")
-    try:
-        lock_descriptor(queue)
-        while not (taken := claim(count, known, folder)):
-            time.sleep(pause)
-        return taken
-    finally:
-        os.close(queue)
+    lock_descriptor(queue)
+    while True:
+        for gpu in known:
+            if gpu not in taken and len(taken) < count:
+                descriptor = open_lock(folder / gpu.replace("/", "_"))
+                if lock_descriptor(descriptor, blocking=False):
+                    taken[gpu] = descriptor
+                else:
+                    os.close(descriptor)
+        if len(taken) == count:
+            os.close(queue)
+            return {gpu: taken[gpu] for gpu in known if gpu in taken}
+        time.sleep(1)
 
 
 def main() -> None:
