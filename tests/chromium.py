@@ -1,5 +1,5 @@
-"""A headless Chromium for tests, where there is one; what they do in it on the page with the lens; and checks of a page
-of the book in it, which return what is wrong, an unseen picture included.
+"""A headless Chromium for tests, where there is one; what they do in it on the page with the lens; and a check of a
+page of the book in it, which returns what is wrong, an unseen picture included.
 """
 
 import json
@@ -174,11 +174,10 @@ def submit(window: Browser, sentence: str) -> None:
     )
 
 
-# ---- checks of a page of the book
+# ---- a check of a page of the book
 
 SCREENS = ((1400, ""), (768, ""), (375, ""), (700, "print"))  # widths; 700: a sheet of A4 less its margins
 PHONE, LEAST = 375, 540  # a figure that scrolls keeps this width there
-WHITE = "rgb(255, 255, 255)"
 # How many parts of a page were looked at; and places of what is wider than the page with no way to reach it, or with
 # one that nobody sees or can focus.
 CUT = """(print) => {
@@ -201,14 +200,12 @@ SCROLLING = """[...document.querySelectorAll("main figure:not(.ee-front, .curve)
     .map((image) => image.getBoundingClientRect().width)"""
 ASIDE = """[...document.querySelectorAll("main .ee-scroll > .ee-panels")].map((panels) => panels.checkVisibility()
     && new Set([...panels.children].map((panel) => panel.getBoundingClientRect().left)).size > 1)"""
-BACKGROUNDS = "[...document.querySelectorAll('main img')].map((image) => getComputedStyle(image).backgroundColor)"
 
 
 def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
-    """The page never scrolls sideways; what is wider scrolls in a box that says so and takes the focus; on paper all
-    fits. On a phone a figure of results keeps its size, and panels stack.
+    """The open page never scrolls sideways; what is wider scrolls in a box that says so and takes the focus; on paper
+    all fits. On a phone a figure of results keeps its size, and panels stack.
     """
-    browser.open(address)
     for width, media in SCREENS:
         browser.screen(width, media=media)
         browser.run("new Promise(done => requestAnimationFrame(() => setTimeout(() => done(true), 50)))")
@@ -228,17 +225,4 @@ def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
             if any(panels):
                 yield f"{address}: {sum(panels)} figures whose panels do not stack"
             yield from (f"{address}: a figure of {found:.0f} pixels" for found in widths if found < LEAST)
-    browser.as_usual()
-
-
-def dark(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
-    """Pictures stay on white in dark mode."""
-    browser.scheme("dark")
-    browser.open(address)
-    if browser.run("document.documentElement.dataset.theme") != "dark":
-        yield f"{address}: not in dark mode"
-    found = browser.run(BACKGROUNDS)
-    if len(found) != len(images(page)) or ("results/" in address and not found):
-        yield f"{address}: {len(found)} of {len(images(page))} pictures"
-    yield from (f"{address}: a picture on {color}" for color in found if color != WHITE)
     browser.as_usual()
