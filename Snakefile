@@ -48,14 +48,12 @@ RESOURCES = {
     "mem_mb": lambda wildcards: STUDY.host_memory(wildcards.model) * 1024,  # memory_gb is a GPU's figure, where there is one
     "cards": setting("gpu"),
 }
-if SLURM:
+if SLURM:  # --gres, --time, --partition; where no model says so, the profile does, or the cluster
 
     onstart:  # a job that never starts leaves the log of an earlier run, which would pass for its own
         for log_of_before in Path("logs").rglob("*.log"):
             log_of_before.replace(f"{log_of_before}.before")
 
-
-if SLURM:  # --gres, --time, --partition; where no model says so, the profile does, or the cluster
     RESOURCES["gres"] = lambda wildcards: f"gpu:{n}" if (n := STUDY.models[wildcards.model].get("gpu")) else ""
     RESOURCES["runtime"] = lambda wildcards: STUDY.models[wildcards.model].get("hours", 0) * 60 or usual("runtime", 1440)
     RESOURCES["slurm_partition"] = setting("partition", usual("slurm_partition", ""))

@@ -19,11 +19,11 @@ FOLDER = Path(".snakemake")
 NAME = ("snakemake", "--nolock")  # the lock here ends with the process, however that ends; Snakemake's own does not
 
 
-def wait_for_lock(folder: Path) -> None:
+def wait_for_lock() -> None:
     """Take a lock that lasts as long as this process; on a file system without locks there is none."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "turn", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        FOLDER.mkdir(exist_ok=True)
+        descriptor = os.open(FOLDER / "turn", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         if not lock_descriptor(descriptor, blocking=False):
             print("Another make is running in this folder; this one waits.", flush=True)
             lock_descriptor(descriptor)
@@ -61,7 +61,7 @@ def main() -> None:
     except InputError as error:
         sys.exit(str(error))
     try:
-        wait_for_lock(FOLDER)
+        wait_for_lock()
     except KeyboardInterrupt:
         sys.exit(130)
     try:

@@ -24,7 +24,7 @@ LINK = re.compile(r"\[([^]]*)\]\(([A-Za-z0-9_.+-]+)\.ipynb\)")  # to another not
 
 
 def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()) -> dict[str, Any]:
-    """An executed notebook as the book shows it: `answer`, HTML, under the title; parameters folded.
+    """An executed notebook as the book shows it: its answer and `answer`, HTML, under the title; parameters folded.
 
     A link to a notebook that is not in `beside`, because the model does not run it, becomes its words. Widgets are
     removed.
@@ -35,14 +35,11 @@ def answered(notebook: dict[str, Any], answer: str, beside: Collection[str] = ()
     if first["cell_type"] == "markdown" and title.startswith("# "):
         moved = [cell for cell in notebook["cells"] if "answer" in cell["metadata"].get("tags", [])]
         others = [cell for cell in notebook["cells"][1:] if cell not in moved]
+        for cell in moved:  # its template stays in the notebook
+            cell["metadata"]["tags"] = ["answer", "remove-input"]
+        head = {"cell_type": "markdown", "id": "title", "metadata": {}, "source": title}
         below = f"{raw(answer)}\n{rest}" if answer else rest
-        if moved:
-            head = {"cell_type": "markdown", "id": "title", "metadata": {}, "source": title}
-            for cell in moved:  # its template stays in the notebook
-                cell["metadata"]["tags"] = ["answer", "remove-input"]
-            notebook["cells"] = [head, *moved, first | {"source": below}, *others]
-        elif answer:
-            first["source"] = f"{title}\n\n{below}"
+        notebook["cells"] = [head, *moved, first | {"source": below}, *others]
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             source = "".join(cell["source"])

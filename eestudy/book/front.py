@@ -87,10 +87,9 @@ def page_chips(study: StudyFile, results: Written, model: str, notebook: str) ->
 
 
 def heading(notebook: str) -> str:
-    """The title of a notebook; its name where it has none."""
-    cells = json.loads(notebook_file(notebook).read_text(encoding="utf-8") or "{}").get("cells", [])
-    lines = (line for cell in cells if cell["cell_type"] == "markdown" for line in "".join(cell["source"]).splitlines())
-    return next((line[2:].strip() for line in lines if line.startswith("# ")), notebook.replace("_", " "))
+    """The title of a notebook: the first line of its first cell."""
+    title = "".join(json.loads(notebook_file(notebook).read_text(encoding="utf-8"))["cells"][0]["source"])
+    return title.splitlines()[0].removeprefix("# ")
 
 
 def executed(model: str, notebook: str) -> dict[str, Any]:

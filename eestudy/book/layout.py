@@ -1,7 +1,6 @@
 """Lay out the figures and tables of a page: numbers, boxes that scroll, links to their files."""
 
 import base64
-import binascii
 import csv
 import io
 import re
@@ -151,10 +150,7 @@ def data_of(link: str) -> tuple[str, bytes]:
     """Kind (of KINDS) and content of an address that `as_address` made; both empty for another address."""
     head, _, content = link.partition(";base64,")
     kind = next((kind for kind, media_type in KINDS.items() if head == f"data:{media_type}"), "")
-    try:
-        return (kind, base64.b64decode(content)) if kind else ("", b"")
-    except binascii.Error:
-        return "", b""
+    return (kind, base64.b64decode(content)) if kind else ("", b"")
 
 
 def boxed(soup: BeautifulSoup, box: Tag, label: str) -> None:

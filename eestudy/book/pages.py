@@ -24,7 +24,6 @@ from eestudy.markup.markdown import Shown, card_parts, raw, table, text
 from eestudy.measured import FOLDER, measured, provenance, untested
 
 ALONG = re.compile(r"(.*?),? by (step|epoch|layer)$")
-COUNTED = "place in the list, from 1"
 
 
 def findings(study: StudyFile, results: Written) -> str:
@@ -48,11 +47,9 @@ def curve(values: list, label: str, of: str) -> str:
     """Numbers, or (x, y) pairs, as a figure. `label`, such as "loss by step", names the axes; `of`, the card."""
     pairs = isinstance(values[0], (list, tuple))
     xs, ys = zip(*(values if pairs else enumerate(values, 1)))
-    what, across = label.removeprefix("quality, "), COUNTED
-    if found := ALONG.match(what):
-        what, across = found.groups()
-    elif pairs:
-        what, across = what.partition(" by ")[0], "step"
+    what = label.removeprefix("quality, ")
+    found = ALONG.match(what)
+    what, across = found.groups() if found else (what.partition(" by ")[0], "step")
     style.style()
     frame = pd.DataFrame({across: xs, "estimate": ys, "low": float("nan"), "high": float("nan")})
     drawn = forms.lines(frame, x=across, ylabel=fill(what, 26), share=False, height=2.6)

@@ -36,6 +36,7 @@ OF_TRACES = (  # parameters that decide on traces, and where these lie
 FOLDERS = {"runs_folder": "runs", "results_folder": str(RESULTS)}  # what notebooks write
 LORA_CONFIG = "adapter_config.json"  # names the model that adapters are of
 DRAFTS = ("block", "features")  # kinds of trained blocks that draft for a model
+MEASURED = ("Snakefile", "checks", "eelib", "eestudy", "notebooks", "workflow")  # results of checks depend on it
 APART = ("eestudy/book/", "eestudy/browser/")  # code that no page of results depends on
 
 
@@ -187,8 +188,7 @@ class StudyFile:
             *data_folder().glob("measured/*.json"),
             *data_folder().rglob("card.json"),
             *Path().glob("CITATION.cff"),
-            *code("eestudy/book"),
-            *measured(),
+            *(place for place in relative(MEASURED) if Path(place).exists()),
         ]
         return sorted({self.path, "_config.yml", *map(str, found)})
 
@@ -260,10 +260,3 @@ def code(*more: str) -> list[str]:
 def relative(places: Iterable[str]) -> list[str]:
     """`files_in` the places, relative to the project."""
     return [str(file.relative_to(PACKAGE.parent)) for file in files_in(places)]
-
-
-def measured() -> list[str]:
-    """Existing code files on which stored results of checks depend: the book says which results are out of date."""
-    reports = (json.loads(file.read_text(encoding="utf-8")) for file in data_folder("measured").glob("*.json"))
-    places = relative({str(place) for report in reports for place in report.get("depends", ())})
-    return [place for place in places if Path(place).exists()]

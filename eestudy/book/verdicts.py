@@ -18,7 +18,6 @@ from eestudy.claims import (
     FAILS,
     HOLDS,
     INFORMATIVE,
-    NOT_APPLICABLE,
     UNDECIDED,
     UNTESTABLE,
     Claim,
@@ -36,22 +35,16 @@ from eestudy.statistics import holm
 
 Written = dict[tuple[str, str], dict[str, Any]]  # results by model and notebook
 Judged = tuple[Claim, dict[str, Any]]  # a claim and what a run says about it
-VERDICTS = (HOLDS, FAILS, UNDECIDED, UNTESTABLE, NOT_APPLICABLE)
-JUDGED, DECIDED = VERDICTS[:3], VERDICTS[:2]
+DECIDED = (HOLDS, FAILS)
+JUDGED = (*DECIDED, UNDECIDED)
 NOT_RUN, NO_RUN = "not run", "Its notebook was not run."
 FALLEN = "not after Holm’s correction"  # said of a decided verdict whose corrected p-value is too large
 LEVEL = 0.05  # of verdicts after Holm's correction
 WEIGH_LESS = "weighs less"
 PLURAL = {HOLDS: "hold", FAILS: "do not hold", WEIGH_LESS: "weigh less"}
 # Icon and class of each verdict.
-LOOKS = {
-    HOLDS: ("✓", "holds"),
-    FAILS: ("✗", "fails"),
-    UNDECIDED: ("?", "undecided"),
-    UNTESTABLE: ("–", "untestable"),
-    NOT_APPLICABLE: ("–", "untestable"),
-    NOT_RUN: ("–", "untestable"),
-}
+LOOKS = {HOLDS: ("✓", "holds"), FAILS: ("✗", "fails"), UNDECIDED: ("?", "undecided")}
+NOT_JUDGED = ("–", "untestable")  # those of any other
 
 
 def word(verdict: str, counts: Counter[str]) -> str:
@@ -83,7 +76,7 @@ def verdicts(results: Written, model: str, notebook: str | None = None) -> list[
 def after_holm(judged: list[Judged]) -> dict[str, float]:
     """{claim: p-value after Holm's correction over all claims that were judged on a model}."""
     known = {claim.id: row["p"] for claim, row in judged if row["verdict"] in JUDGED and row.get("p") is not None}
-    return dict(zip(known, holm(list(known.values())).tolist())) if known else {}
+    return dict(zip(known, holm(list(known.values())).tolist()))
 
 
 def tally(model: str, judged: list[Judged]) -> str:
@@ -127,7 +120,7 @@ def tiles(judged: list[Judged]) -> str:
 
 def chip(verdict: str, before: str = "", link: str = "", title: str = "", weight: str = "") -> str:
     """A verdict as HTML, its icon and its word; `before` names the claim, `link` leads to it."""
-    icon, kind = LOOKS[verdict]
+    icon, kind = LOOKS.get(verdict, NOT_JUDGED)
     words = f'{escape(before)} <span aria-hidden="true">{icon}</span> {escape(verdict)}'.strip()
     words += f" <small>({escape(weight)})</small>" if weight else ""
     more = f' title="{escape(title, quote=True)}"' if title else ""
@@ -176,7 +169,7 @@ def less(row: dict[str, Any]) -> str:
 
 def weighed(claim: Claim, row: dict[str, Any]) -> str:
     """The weights of a verdict, with the reason where the record has one."""
-    return f"{weight(row)}. {claim.weight_why}".removesuffix(" ").removesuffix(".") if weight(row) else ""
+    return ". ".join(filter(None, [weight(row), claim.weight_why])).removesuffix(".") if weight(row) else ""
 
 
 # ---- the scoreboard

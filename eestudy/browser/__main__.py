@@ -8,14 +8,14 @@ from typing import Any
 
 from eelib.common.files import data_folder
 from eelib.models.model import Model, load_model
-from eelib.tasks.task import Task, load_task
+from eelib.tasks.task import load_task
 from eelib.tasks.text_kinds import LANGUAGES, translation_prompt
 from eelib.tracing.make import trace
-from eelib.tracing.trace import Trace
 from eestudy.browser.weights import pieces_of_weights, read_bfloat16, shape_of, tokenizer_of
 from eestudy.figures.grids import grid_of, ids_in
 
 DIRECTIONS = ("de-en", "en-de", "fr-en", "en-fr")
+EACH = 2  # stored sentences of a direction
 ROOM = 128  # most tokens of an output, as in the study
 HERE = "\0"  # where the sentence stands in a template
 
@@ -31,25 +31,22 @@ def directions() -> list[dict[str, str]]:
     return found
 
 
-def examples(model: Model, folder: str | Path, room: int, count: int = 2) -> list[dict[str, Any]]:
-    """The first `count` sentences of each shipped translation, decoded up to `room` tokens; traces go to `folder`."""
+def examples(model: Model, folder: str | Path) -> list[dict[str, Any]]:
+    """The first EACH sentences of each shipped translation, decoded; traces go to `folder`.
+
+    Returns:
+        Of each its direction, source, reference, `tokens` of its grid, and `pieces`, the spelling of all ids in it.
+    """
     found = []
     for name in DIRECTIONS:
-        task = load_task(f"translation/{name}").take(count)
-        made = trace(model, task, max_new_tokens=room, folder=folder, progress=False)
-        found += [{"direction": name} | example for example in described(model, task, made)]
-    return found
-
-
-def described(model: Model, task: Task, made: Trace) -> list[dict[str, Any]]:
-    """For each sequence: source, reference, `tokens` of its grid, and `pieces`, the spelling of all ids in it."""
-    found = []
-    for sequence in made.sequences["sequence"]:
-        tokens = grid_of(made, sequence)
-        named = ids_in(tokens)
-        pieces = dict(zip(map(str, named), model.tokenizer.convert_ids_to_tokens(named)))
-        source, references = task.sources[int(sequence)], task.references[int(sequence)]
-        found.append({"source": source, "reference": " / ".join(references), "tokens": tokens, "pieces": pieces})
+        task = load_task(f"translation/{name}").take(EACH)
+        made = trace(model, task, max_new_tokens=ROOM, folder=folder, progress=False)
+        for sequence, source, references in zip(range(EACH), task.sources, task.references):
+            tokens = grid_of(made, sequence)
+            ids = ids_in(tokens)
+            pieces = dict(zip(map(str, ids), model.tokenizer.convert_ids_to_tokens(ids)))
+            about = {"direction": name, "source": source, "reference": " / ".join(references)}
+            found.append(about | {"tokens": tokens, "pieces": pieces})
     return found
 
 
@@ -63,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     ends, files = write_model(data_folder("models", given.model), given.folder)
     with tempfile.TemporaryDirectory() as runs:
         model = load_model(given.model, device="cpu")
-        stored = examples(model, runs, ROOM)
+        stored = examples(model, runs)
     about = {
         "model": given.model,
         "room": ROOM,

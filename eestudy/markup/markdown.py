@@ -36,13 +36,7 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Any]], caption: str =
     lines = [headings, ["---"] * len(headings)]
     lines += [list(map(text, row)) for row in rows]
     written = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-    return fenced(f"{{table}} {text(caption)}", written) if caption else written
-
-
-def fenced(directive: str, content: str) -> str:
-    """A directive around Markdown, in a fence that no fence inside it ends."""
-    fence = ":" * max([3, *(len(run) + 1 for run in re.findall("^:{3,}", content, re.MULTILINE))])
-    return f"{fence}{directive}\n{content}\n{fence}\n"
+    return f":::{{table}} {text(caption)}\n{written}\n:::\n" if caption else written
 
 
 def raw(html: str) -> str:
