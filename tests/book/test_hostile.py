@@ -206,7 +206,7 @@ def test_nothing_runs_on_any_page(book, browser):
 
 
 @needs_browser
-@pytest.mark.parametrize("word", ["canary", "onerror", "<img src=x onerror=canary(1)>", "turned"])
+@pytest.mark.parametrize("word", ["canary", "<img src=x onerror=canary(1)>"])
 def test_nothing_runs_in_search(book, browser, word):
     browser.open(f"search.html?q={quote(word)}")
     assert browser.until("document.querySelector('#search-results li') !== null", 60)
