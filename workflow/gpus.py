@@ -18,7 +18,6 @@ from pathlib import Path
 from filelock import lock_descriptor
 
 from eelib.common.errors import InputError
-from eelib.common.values import check_whole
 
 SCHEDULED = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")  # a scheduler that gives out GPUs sets one of these
 
@@ -84,7 +83,6 @@ def main() -> None:
     """Become the command, with GPUs of its own."""
     count, command = int(sys.argv[1]), sys.argv[2:]
     try:
-        check_whole("GPUs", count, 0)
         if count and (known := gpus()):
             taken = wait_for(count, known, lock_folder())
             for descriptor in taken.values():
