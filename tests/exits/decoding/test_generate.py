@@ -1,10 +1,11 @@
-"""What is asked of `generate`, what it returns and refuses."""
+"""What is asked of `generate`, what it returns and refuses, and how often a step waits for the device."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from exits_made import Deepening
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eelib
 from checks.tiny import build
@@ -166,3 +167,57 @@ def test_a_kv_policy_is_chosen(model_of):
     gates = {None: "full", "confidence": "verified", "oracle": "full", "schedule": "schedule"}
     for gate, chosen in [*gates.items(), (LEARNED, "deferred"), (trained("llama"), "verified")]:
         assert eelib.generate(model_of("llama"), PROMPTS[:1], gate, max_new_tokens=3).kv_policy == chosen
+
+
+# What the host reads of the device
+
+READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "equal", "unique")
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations that need values on the host; with those that go round the dispatcher."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += any(name in func.__name__ for name in READS)
+        return func(*args, **(kwargs or {}))
+
+    def counted(self, plain):
+        def call(*args, **kwargs):
+            self.count += 1
+            return plain(*args, **kwargs)
+
+        return call
+
+
+def per_step(model, monkeypatch, **given):
+    """Reads of a step of one sequence after the prompt."""
+    counts = []
+    for steps in (9, 5):
+        with monkeypatch.context() as patch, Counting() as mode:
+            for name in ("tolist", "numpy"):
+                patch.setattr(torch.Tensor, name, mode.counted(getattr(torch.Tensor, name)))
+            assert len(eelib.generate(model, PROMPTS[:1], max_new_tokens=steps, **given).tokens) == steps
+        counts.append(mode.count)
+    assert (counts[0] - counts[1]) % 4 == 0
+    return (counts[0] - counts[1]) // 4
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_reads_per_step(name, model_of, eos, monkeypatch):
+    """One a step without a gate; one more per layer that is asked and may stop, and none at the others."""
+    model = model_of(name)
+    eos(model, {model.vocab_size + 1})
+    eelib.generate(model, PROMPTS[:1], max_new_tokens=2)  # what is tried once
+    plain, confidence = per_step(model, monkeypatch), gate_named("confidence")
+    for rule, asked in (
+        (ExitRule(confidence, 2.0, exit_layers=(2,)), 1),
+        (ExitRule(confidence, 2.0), model.layers - 1),
+        (ExitRule(confidence, 2.0, full_depth_tokens=20), 0),
+        (ExitRule(gate_named("patience"), 9.0, minimum_layer=model.layers - 1), 1),
+    ):
+        gated = per_step(model, monkeypatch, gate=rule, kv_policy="deferred")
+        assert gated == plain + asked + 1  # and the scores, once a step
+    fixed = per_step(model, monkeypatch, exit_layers=(1,), kv_policy="deferred")
+    assert fixed <= plain + 2  # whether, the score and the token, in place of the last layer's token
