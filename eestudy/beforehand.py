@@ -8,7 +8,7 @@ from transformers import AutoConfig
 
 from eelib.common.errors import InputError
 from eelib.common.files import data_folder, model_folder
-from eelib.models.checkpoint import hub_or_cache, not_loaded, path_of
+from eelib.models.checkpoint import hub_answers, not_loaded, path_of
 from eelib.models.lens_adapters import base_of
 from eelib.tasks.task import Task, kind_named, task_names
 from eestudy.parameters import ParameterError, Parameters, in_project
@@ -73,8 +73,7 @@ def check_model(parameter: str, name: str) -> None:
     try:
         path = path_of(name)
         if not Path(path).exists():  # a hub id
-            with hub_or_cache():
-                AutoConfig.from_pretrained(path, trust_remote_code=False)
+            AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=not hub_answers())
     except InputError as error:
         raise ParameterError(f"parameter {parameter}: {error}") from error
     except Exception as error:  # transformers raises many kinds; the reader needs one line
