@@ -2,11 +2,9 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from threading import Lock
 
 import torch
 import transformers
@@ -50,7 +48,6 @@ CLASSES = {
 }
 MODEL_FILES = ("config.json", LORA_CONFIG, TRANSLATORS_FILE)  # one of which a folder with a model has
 UNTIED = 4  # most copies of a stored weight in a network whose tied weights are not shared yet
-SETTING = Lock()  # the hub's setting is one for all threads, so one changes it and puts it back at a time
 HUB_SECONDS = 3.0  # for the hub to answer; the library tries for 20, for each file
 BESIDE = 2**28  # numbers that no file holds: masks and tables of positions
 
@@ -90,21 +87,14 @@ def path_of(name: str | Path) -> str:
 def kind_of(config: PretrainedConfig) -> str:
     """The kind of a checkpoint, a key of CLASSES, from the architecture that it names. CheckpointError if none fits."""
     named = (getattr(config, "architectures", None) or [""])[0]
-    causal, masked, seq2seq, classifier = (
-        named in classes.values()
-        for classes in (
-            auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-            auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-            auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        )
-    )
+    causal = named in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    seq2seq = named in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values()
     writes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
-    if classifier or named.endswith("ForSequenceClassification"):
+    if named.endswith("ForSequenceClassification"):
         return "classifier"
     if config.is_encoder_decoder and (seq2seq or not causal):
         return "seq2seq"
-    if named.endswith("ForMaskedLM") or (masked and not seq2seq and not writes):
+    if named.endswith("ForMaskedLM") or (named.endswith("WithLMHeadModel") and not writes):
         return "masked"
     if causal or seq2seq or not named or named.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         return "causal"
@@ -170,31 +160,33 @@ def read_checkpoint(
     """
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     gguf = read_header(file) if (file := find_gguf(path)) else None
+    of_hub = not gguf and not Path(path).exists()
     if gguf:
         path, options = str(gguf.path.parent), {"gguf_file": gguf.path.name}
+    elif of_hub:
+        options["local_files_only"] = not hub_answers()
     else:
-        check_folder(path, trust_remote_code)
+        check_folder(Path(path), trust_remote_code)
     try:
         own = lora if lora and (lora / "config.json").is_file() else None  # of adapters that add a head
         config = AutoConfig.from_pretrained(own or path, **({} if own else options))
         kind = kind_of(config)
     except Exception as error:  # transformers raises many kinds; the reader needs one line
         raise not_loaded(name, error) from error
-    if not Path(path).is_dir():
+    if of_hub:
         check_sizes(read_object(folder_of(path, revision) / "config.json"))
-    if find_adapter_config_file(path, revision=revision):  # of the hub; a folder's was seen before
-        raise CheckpointError(ADAPTER)
+        if find_adapter_config_file(path, revision=revision, local_files_only=options["local_files_only"]):
+            raise CheckpointError(ADAPTER)
     network_class = getattr(transformers, (config.architectures or [""])[0] or "-", CLASSES[kind])
     config_class = getattr(network_class, "config_class", None)
     if config_class and not isinstance(config, config_class):
         config = config.get_text_config(decoder=True)  # the language model of a larger one
     quantized = is_quantized(config)
     spread = {"device_map": "auto"} if device is None else {"device_map": {"": device}} if quantized else {}
-    more = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
-    if Path(path).is_dir() and not quantized:
+    if not of_hub and not quantized:
+        own_code = {"trust_remote_code": trust_remote_code} if network_class is CLASSES[kind] else {}
         held = (gguf.tensors, gguf.numbers) if gguf else kept_numbers(Path(path))
-        check_extent(partial(getattr(network_class, "from_config", network_class), **more), config, held)
-    files = gguf.options if gguf else {"use_safetensors": True, "revision": revision, **more}
+        check_extent(partial(getattr(network_class, "from_config", network_class), **own_code), config, held)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report of missing weights: they are checked below
     try:
@@ -204,7 +196,7 @@ def read_checkpoint(
             dtype=DTYPES[dtype],
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else its report, which is silenced, names them
-            **files,
+            **(gguf.options if gguf else {"use_safetensors": True, **options}),
             **spread,
         )
     except Exception as error:  # safetensors too
@@ -289,26 +281,13 @@ def folder_of(path: str, revision: str | None) -> Path:
     """The folder of a local checkpoint or of a cached hub snapshot; for a GGUF file, the file itself."""
     if Path(path).exists():
         return Path(path)
-    return Path(hf_hub_download(path, "config.json", revision=revision)).parent
-
-
-@contextmanager
-def hub_or_cache() -> Iterator[None]:
-    """While open, models load from the hub or, if the hub does not answer one request, from the cache only.
-
-    Other threads that load from the hub wait.
-    """
-    with SETTING:
-        offline = constants.HF_HUB_OFFLINE
-        constants.HF_HUB_OFFLINE = offline or not hub_answers()
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE = offline
+    return Path(hf_hub_download(path, "config.json", revision=revision, local_files_only=True)).parent
 
 
 def hub_answers() -> bool:
-    """Whether one request to the hub, or to the proxy on the way to it, is answered in time."""
+    """Whether one request to the hub, or to the proxy on the way to it, is answered in time; False in offline mode."""
+    if constants.HF_HUB_OFFLINE:
+        return False
     try:
         get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception:  # whichever client the library uses: no answer

@@ -39,13 +39,10 @@ ADAPTER = (  # it would be ignored silently
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 
 
-def check_folder(path: str, trust_remote_code: bool) -> None:
+def check_folder(folder: Path, trust_remote_code: bool) -> None:
     """CheckpointError for a local folder with pipes or devices, an adapter, impossible sizes, code of its own, or with
     weights that are not safetensors, not complete, or not inside it.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
     check_files(folder)
     config = read_object(folder / "config.json")
     check_sizes(config)

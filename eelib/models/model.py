@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,22 +17,14 @@ from eelib.common.errors import CheckpointError, about
 from eelib.common.files import model_folder
 from eelib.common.values import check_name, first_line, reason
 from eelib.models.attention import use_grouped_attention
-from eelib.models.checkpoint import (
-    DTYPES,
-    folder_of,
-    hub_or_cache,
-    path_of,
-    read_checkpoint,
-    resolve_device,
-    resolve_dtype,
-)
+from eelib.models.checkpoint import DTYPES, folder_of, path_of, read_checkpoint, resolve_device, resolve_dtype
 from eelib.models.components import BlockComponents, find_components
 from eelib.models.folder import ENCODER_WINDOW, WINDOWS, weights_hash
 from eelib.models.fused_blocks import use_fused_blocks
 from eelib.models.head import Head, end_token, find_classifier_head, find_head, prove_head
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, Translators, base_of, origin_of, with_translators
 from eelib.models.lora import hash_with_lora, lora_base
-from eelib.models.model_kinds import MODEL_KINDS, Causal, Classifier, ModelKind, stack
+from eelib.models.model_kinds import MODEL_KINDS, Causal, ModelKind, stack
 from eelib.models.probe import embeddings_of, find_blocks, record
 from eelib.models.products import use_fast_products
 
@@ -112,7 +104,7 @@ class Model:
     @property
     def labels(self) -> list[str]:
         """Names of a classifier's labels, by number; empty for other kinds."""
-        if not isinstance(self.adapter, Classifier):
+        if self.kind != "classifier":
             return []
         names = getattr(self.network.config, "id2label", None) or {}
         return [str(names.get(i, i)) for i in range(self.vocab_size)]
@@ -307,7 +299,7 @@ def load_model(
         lora, path = Path(path), path_of(base)
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
-    with nullcontext() if Path(path).exists() else hub_or_cache(), about(f"model {base or name!r}"):
+    with about(f"model {base or name!r}"):
         network, tokenizer, kind, title = read_checkpoint(
             base or name, path, dtype, where, revision, trust_remote_code, lora
         )

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import families
 import pytest
@@ -27,9 +28,9 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
-def copy_of(folder_of, tmp_path):
-    """copy_of(family): a copy of its folder, to be changed."""
-    return lambda name="llama": shutil.copytree(folder_of(name), tmp_path / "hostile")
+def folder(folder_of, tmp_path):
+    """A copy of the tiny llama's folder, to be changed."""
+    return shutil.copytree(folder_of("llama"), tmp_path / "hostile")
 
 
 def change(file, **values):
@@ -119,6 +120,7 @@ def only_named(tokenizer):
 
 
 OWN = dict(architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+GENERATION = "generation_config.json"
 DAMAGES = [
     # weights
     (pickled, "safetensors"),
@@ -128,47 +130,27 @@ DAMAGES = [
     (config(intermediate_size=40), ("other shapes", "mlp")),
     (weights(lambda held: {k: v.to(torch.int8) for k, v in held.items()}), ("quantized weights, I8", "does not say")),
     (lambda folder: sorted(sharded(folder).glob("model-*.safetensors"))[1].unlink(), "lacks 1 of"),
-    (holding(WEIGHTS, (2**60).to_bytes(8, "little") + b"{}"), "header too large"),
-    (holding(WEIGHTS, b""), WEIGHTS),
-    (lambda folder: (folder / WEIGHTS).unlink() or (folder / WEIGHTS).mkdir(), "hostile"),
-    (lambda folder: (folder / WEIGHTS).unlink() or (folder / WEIGHTS).symlink_to("no"), "hostile"),
-    *((outside(name), "inside its folder") for name in ("../{shard}", "{folder}/" + WEIGHTS, "a/../../" + WEIGHTS)),
-    *((index(text), (INDEX, "could not be loaded")) for text in ([], {"weight_map": {"a": 3}}, {"weight_map": [7]}, 7)),
+    (lambda folder: (folder / WEIGHTS).unlink() or (folder / WEIGHTS).symlink_to("no"), ("neither", INDEX)),
+    *((outside(name), "inside its folder") for name in ("a/../../{shard}", "{folder}/" + WEIGHTS)),
+    *((index(text), (INDEX, "could not be loaded")) for text in ([], {"weight_map": {"a": 3}})),
     # tokenizer
     (without("*token*"), "tokenizer"),
-    *((only_named(name), "has no tokenizer; needed is one of") for name in ("LlamaTokenizer", "T5Tokenizer")),
-    *((holding("tokenizer.json", text), "has no tokenizer") for text in (b"[]", b"{}")),
-    (holding("tokenizer_config.json", b"[]"), "has no tokenizer"),
+    (only_named("LlamaTokenizer"), "has no tokenizer; needed is one of"),
+    (holding("tokenizer.json", b"{}"), "has no tokenizer"),
     (resized, ("280", "another model's")),
     (config("tokenizer_config.json", model_max_length="many"), ("model_max_length", "many")),
     # what has no end, or no measure
-    *(
-        (endless(name, kind), name.split("/")[-1])
-        for kind in ("pipe", "device")
-        for name in ("notes.json", "chat_template.jinja", "additional_chat_templates/a.jinja")
-    ),
-    *((huge(name), (name, "1,099,511,627,776 bytes")) for name in ("tokenizer.json", "merges.txt")),
+    (endless("notes.json", "pipe"), "notes.json"),
+    (endless("additional_chat_templates/a.jinja", "device"), "a.jinja"),
+    (huge("merges.txt"), ("merges.txt", "1,099,511,627,776 bytes")),
     # configurations
-    *(
-        (holding(name, text), (name, "could not be loaded"))
-        for name in ("config.json", "generation_config.json")
-        for text in (b"[]", b"3", b'"text"', b"[" * 100_000, b"{", b'{"a": "\xff\xfe"}')
-    ),
-    *(
-        (config(file, eos_token_id=value), (file, "eos_token_id is"))
-        for file in ("config.json", "generation_config.json")
-        for value in ("</s>", ["</s>"], [1, None], True, {"id": 1})
-    ),
-    *(
-        (config(max_position_embeddings=value), f"max_position_embeddings is {value!r}")
-        for value in (0, -5, "long", 12.5, float("inf"))
-    ),
-    *(
-        (config(**{key: value}), (f"{key} is {value!r}", "it must be a"))
-        for key in ("architectures", "quantization_config")
-        for value in ("LlamaForCausalLM", [7], 7)
-    ),
-    (config(n_positions=0), "n_positions is 0"),
+    *((holding(GENERATION, text), (GENERATION, "could not be loaded")) for text in (b"[]", b'{"a": "\xff\xfe"}')),
+    *((holding("config.json", text), ("config.json", "could not be loaded")) for text in (b"{", b"[" * 100_000)),
+    *((config(GENERATION, eos_token_id=value), (GENERATION, "eos_token_id is")) for value in (["</s>"], True)),
+    (config(eos_token_id="</s>"), ("config.json", "eos_token_id is")),
+    *((config(max_position_embeddings=size), f"max_position_embeddings is {size!r}") for size in (0, "long", 12.5)),
+    *((config(architectures=names), (f"architectures is {names!r}", "it must be a")) for names in ("Llama", [7])),
+    (config(quantization_config=7), ("quantization_config is 7", "it must be a")),
     (config(num_hidden_layers=0), "num_hidden_layers is 0"),
     (config(num_hidden_layers=2), ("leaves out weights", "layers.2.")),
     (config(num_hidden_layers=200_000), "200,000 layers"),
@@ -177,44 +159,30 @@ DAMAGES = [
     (config(**OWN), "trust_remote_code"),
     (config(transformers_weights="a"), "has transformers_weights"),
     (config(quantization_config={"quant_method": "awq", "bits": 4}), "gptqmodel"),
-    (
-        config(quantization_config={"quant_method": "seven-bit"}),
-        "'seven-bit', a format that transformers does not know",
-    ),
+    (config(quantization_config={"quant_method": "7-bit"}), "'7-bit', a format that transformers does not know"),
     (lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"), "PEFT adapter"),
     (without("config.json"), "has no config.json"),
-    *(
-        (config(**{key: value}), "hostile")
-        for key, value in (
-            ("model_type", "unheard-of"),
-            ("hidden_size", "wide"),
-            ("num_attention_heads", 7),
-            ("num_attention_heads", 0),
-            ("vocab_size", -1),
-            ("rope_parameters", {"rope_type": "no-such-type"}),
-        )
-    ),
+    (config(model_type="unheard-of"), "unheard-of"),
+    (config(num_attention_heads=0), "hostile"),
 ]
 
 
 @pytest.mark.parametrize("damage, parts", DAMAGES)
-def test_a_damaged_folder_is_refused_in_one_line(damage, parts, copy_of):
+def test_a_damaged_folder_is_refused_in_one_line(damage, parts, folder):
     """In seconds, before it takes memory; other models are not named."""
-    folder = copy_of()
     damage(folder)
     began = time.process_time()
     with pytest.raises(CheckpointError) as caught:
         eelib.load_model(str(folder), device="cpu")
-    assert time.process_time() - began < 10
     text = str(caught.value)
-    assert "\n" not in text and "shipped models" not in text
+    assert time.process_time() - began < 10 and "\n" not in text and "shipped models" not in text
     assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
 
 
-@pytest.mark.parametrize("denied", ["the folder", "notes.txt", WEIGHTS])
-def test_what_may_not_be_read_is_refused_in_one_line(denied, copy_of, monkeypatch, one_line):
+@pytest.mark.parametrize("denied", ["the folder", "notes.txt"])
+def test_what_may_not_be_read_is_refused_in_one_line(denied, folder, monkeypatch, one_line):
     """Also a file that only the hash is of."""
-    folder, plain = copy_of(), builtins.open
+    plain = builtins.open
     (folder / "notes.txt").write_text("none")
 
     def refuse(file, *args, **more):
@@ -222,10 +190,7 @@ def test_what_may_not_be_read_is_refused_in_one_line(denied, copy_of, monkeypatc
             raise PermissionError(errno.EACCES, "Permission denied", str(file))
         return plain(file, *args, **more)
 
-    if denied == "the folder":
-        monkeypatch.setattr(Path, "iterdir", refuse)
-    else:
-        monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(*((Path, "iterdir") if denied == "the folder" else (builtins, "open")), refuse)
     one_line(CheckpointError, ("hostile", "Permission denied"), lambda: eelib.load_model(str(folder), device="cpu"))
 
 
@@ -238,20 +203,16 @@ def test_a_base_without_a_head_is_not_offered_but_what_has_its_adapters():
     "name, options, parts",
     [
         ("", {}, "model is empty"),
-        (" ", {}, "model is empty"),
         ("a\0b", {}, "model holds a NUL"),
-        ("/", {}, "letters, digits"),
         ("org/..", {}, "letters, digits"),
         ("org/$(touch x)", {}, ("'org/$(touch x)'", "letters, digits")),
         ("~nobody-of-this-name/llama", {}, "can't be looked for"),
         ("a" * 5000, {}, "can't be looked for"),
-        ("no-such-model", {}, ("no-such-model", "shipped models")),
         ("./no/such/folder", {}, ("./no/such/folder", "does not exist")),
         (__file__, {}, ("is a file", "its folder")),
         ("pocket-tagger", {}, ("pocket-tagger", "shipped models")),  # a tagger for spaCy
         ("nobody/no-such-model", {}, ("nobody/no-such-model", "shipped models")),
         ("llama", {"dtype": "float8"}, ("dtype 'float8'", "float32")),
-        ("llama", {"device": "tpu9"}, ("device 'tpu9'", "cpu")),
         ("llama", {"device": "cuda:99"}, ("device 'cuda:99'", "cpu")),
     ],
 )
@@ -263,9 +224,8 @@ def test_a_name_that_names_nothing_and_bad_options_are_refused_in_one_line(name,
 # Folders that are read
 
 
-def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(copy_of, model_of, tmp_path, monkeypatch):
+def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(folder, model_of, tmp_path, monkeypatch):
     """Also where it is built only to see how large it is."""
-    folder = copy_of()
     classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
     change(folder / "config.json", **OWN | {"auto_map": classes})
     (folder / "own.py").write_text(
@@ -287,11 +247,10 @@ def test_code_of_its_own_runs_where_it_is_allowed_and_nobody_is_asked(copy_of, m
 # The hash
 
 
-def test_the_hash_follows_weights_shards_and_tokenizer_and_no_links(copy_of, model_of, tmp_path):
+def test_the_hash_follows_weights_shards_and_tokenizer_and_no_links(folder, model_of, tmp_path):
     """A link to the weights, as a hub snapshot has, is those weights; a licence, which a hub's cache may have, does not
     count.
     """
-    folder = copy_of()
     (folder / "LICENSE.txt").write_text("none")
     shutil.move(folder / WEIGHTS, tmp_path / "blob")
     (folder / WEIGHTS).symlink_to(tmp_path / "blob")
@@ -311,9 +270,8 @@ def test_the_hash_follows_weights_shards_and_tokenizer_and_no_links(copy_of, mod
 # What is odd and loads
 
 
-@pytest.mark.parametrize("ends", [None, 10_000, [10_000, -1]])
-def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
-    folder = copy_of()
+@pytest.mark.parametrize("ends", [None, [10_000, -1]])
+def test_a_model_whose_end_tokens_are_lost_says_so(ends, folder, capsys):
     eelib.load_model(str(folder))
     assert "end token" not in capsys.readouterr().out
     (folder / "generation_config.json").write_text(json.dumps({} if ends is None else {"eos_token_id": ends}))
@@ -324,16 +282,14 @@ def test_a_model_whose_end_tokens_are_lost_says_so(ends, copy_of, capsys):
     assert "no end token" in capsys.readouterr().out
 
 
-def test_a_tokenizer_without_tokens_for_padding_and_begin(copy_of):
-    folder = copy_of()
+def test_a_tokenizer_without_tokens_for_padding_and_begin(folder):
     change(folder / "config.json", pad_token_id=None, bos_token_id=None)
     change(folder / "tokenizer_config.json", pad_token=None, bos_token=None)
     model = eelib.load_model(str(folder))
     assert model.tokenizer.pad_token_id is None and model.pad_id == 1 and model.pads
 
 
-def test_an_added_token_that_the_model_does_not_know_is_refused_in_a_text_alone(copy_of, one_line):
-    folder = copy_of()
+def test_an_added_token_that_the_model_does_not_know_is_refused_in_a_text_alone(folder, one_line):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens([f"<image{i}>" for i in range(100)], special_tokens=True)
     tokenizer.pad_token = "<image98>"
@@ -344,11 +300,9 @@ def test_an_added_token_that_the_model_does_not_know_is_refused_in_a_text_alone(
     one_line(CheckpointError, "prompt 1", lambda: model.encode(["The small dog", "a <image99> of it"]))
 
 
-@pytest.mark.parametrize("value", [0.0, 1e30])
-def test_weights_that_know_nothing_are_named(value, copy_of, tmp_path, capsys):
+def test_weights_that_know_nothing_are_named(folder, tmp_path, capsys):
     """A readout of them is a readout of nothing; the trace says so for ever."""
-    folder = copy_of()
-    weights(lambda held: {key: torch.full_like(weight, value) for key, weight in held.items()})(folder)
+    weights(lambda held: {key: torch.zeros_like(weight) for key, weight in held.items()})(folder)
     model = eelib.load_model(str(folder))
     assert "all logits are the same" in capsys.readouterr().out
     made = eelib.trace(model, eelib.Task.from_prompts(["a"]), 1, tmp_path, progress=False)
@@ -357,9 +311,7 @@ def test_weights_that_know_nothing_are_named(value, copy_of, tmp_path, capsys):
 
 TEMPLATES = [
     ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
-    ("{{ raise_exception('no') }}", "fails (TemplateError: no)"),
     ("{% for %}", "fails (TemplateSyntaxError"),
-    ("{{ 1 / 0 }}", "fails (ZeroDivisionError"),
     ("{{ cycler.__init__.__globals__ }}", "fails (SecurityError"),
     ("{{ 'word ' * 1000000 }}", "makes 5,000,000 characters of 1"),
 ]
@@ -385,62 +337,32 @@ def test_a_chat_template_that_fails_or_does_not_end(template, message, model_of,
 # The hub
 
 
-@pytest.fixture
-def online(monkeypatch):
-    """As without HF_HUB_OFFLINE, with no proxy, and a hub on this machine: the socket that it would listen on."""
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_a_network_an_unknown_id_is_refused_at_once(silent, monkeypatch, one_line):
+    """The hub refuses connections, or takes them and says nothing."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(checkpoint, "HUB_SECONDS", 1.0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
+        if silent:
+            server.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        yield server
+        began = time.monotonic()
+        one_line(CheckpointError, ("no-one/no-such-model", "connect"), lambda: eelib.load_model("no-one/no-such-model"))
+    assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_without_a_network_an_unknown_id_is_refused_at_once(silent, online, one_line):
-    """The hub refuses connections, or takes them and says nothing."""
-    if silent:
-        online.listen()
-    began = time.monotonic()
-    one_line(CheckpointError, ("no-one/no-such-model", "connect"), lambda: eelib.load_model("no-one/no-such-model"))
-    assert time.monotonic() - began < 60 and not constants.HF_HUB_OFFLINE
-
-
-def test_a_hub_that_answers_is_asked_where_a_network_is_wanted(online, monkeypatch):
-    online.listen()
-
-    def answer():
-        connection = online.accept()[0]
-        connection.recv(1000)
-        connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        connection.close()
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    with checkpoint.hub_or_cache():
-        assert not constants.HF_HUB_OFFLINE
-    thread.join(10)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(checkpoint, "hub_answers", lambda: pytest.fail("it was tried"))
-    with checkpoint.hub_or_cache():
-        assert constants.HF_HUB_OFFLINE
-
-
-def test_threads_that_load_put_the_setting_back(monkeypatch):
-    """One that begins while another loads without an answer does not take the other's setting for its own."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(checkpoint, "hub_answers", lambda: False)
-
-    def load(seconds):
-        with checkpoint.hub_or_cache():
-            time.sleep(seconds)
-
-    threads = [threading.Thread(target=load, args=(seconds,)) for seconds in (0.2, 0.4)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
-    assert not constants.HF_HUB_OFFLINE
+def test_a_hub_is_asked_where_a_network_is_wanted(monkeypatch):
+    """One that answers, whatever it answers, is where models are loaded from; else they come from the cache alone."""
+    given, asked = [], []
+    monkeypatch.setattr(checkpoint, "get_session", lambda: SimpleNamespace(head=lambda url, timeout: asked.append(url)))
+    monkeypatch.setattr(
+        checkpoint.AutoConfig, "from_pretrained", lambda _name, **options: given.append(options) or 1 / 0
+    )
+    for offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        with pytest.raises(CheckpointError, match="no-one/no-such-model"):
+            eelib.load_model("no-one/no-such-model")
+    assert [options["local_files_only"] for options in given] == [False, True] and len(asked) == 1
