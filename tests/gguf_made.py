@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 import transformers as hf
+from families import WIDE
 
 from checks.tiny_texts import END, WINDOW, tokenizer_for
 
@@ -21,19 +22,8 @@ def tiny_qwen2() -> hf.Qwen2ForCausalLM:
     """The network, with weights nowhere at a default; each matrix has rows of 32 or 64 numbers, as Q8_0 needs."""
     torch.manual_seed(5)
     tokenizer = tokenizer_for("causal")
-    config = hf.Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=WINDOW,
-        eos_token_id=tokenizer.eos_token_id,
-        rope_theta=10_000.0,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-    )
+    sizes = WIDE | dict(intermediate_size=64, num_key_value_heads=2, vocab_size=len(tokenizer))
+    config = hf.Qwen2Config(**sizes, eos_token_id=tokenizer.eos_token_id)
     network = hf.Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in network.parameters():

