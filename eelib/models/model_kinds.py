@@ -293,7 +293,5 @@ def stack(network: PreTrainedModel) -> str:
     """Name of the module whose blocks are read: an encoder-decoder's decoder; "" for the whole network."""
     if not getattr(network.config, "is_encoder_decoder", False):
         return ""
-    decoder = next((m for n, m in network.named_modules() if n.split(".")[-1] == "decoder"), None)
-    if hasattr(network, "get_decoder") and network.get_decoder() is not network:
-        decoder = network.get_decoder()
+    decoder = network.get_decoder()
     return next((n for n, m in network.named_modules() if m is decoder), "")
