@@ -1,10 +1,9 @@
 """The sub-layers of each block: the modules whose outputs, with the skip, add up to the block's, and their sites."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import reduce
 from itertools import combinations
 
 import torch
@@ -99,7 +98,7 @@ def sum_of(
     more = [list(chosen) for size in (4, 5) for chosen in combinations(shallow, size)]
 
     def first_sum(tries: list[list[Call]]) -> list[Call] | None:
-        return next((some for some in tries if adds_up(block.input + sum_up(c.output for c in some), block)), None)
+        return next((some for some in tries if adds_up(block.input + sum(c.output for c in some), block)), None)
 
     found = first_sum(tries)
     if found is None and (postnorm := postnorm_sum(candidates, calls, block)):
@@ -118,11 +117,6 @@ def sum_of(
     )
 
 
-def sum_up(terms: Iterable[Tensor]) -> Tensor:
-    """The sum of one or more tensors of one shape, in their order."""
-    return reduce(torch.add, terms)
-
-
 def adds_up(total: Tensor, block: Call) -> bool:
     """Whether `total` is the block's output, up to rounding of the block's terms and of the running state.
 
@@ -136,26 +130,21 @@ def adds_up(total: Tensor, block: Call) -> bool:
 
 def constant_of(block: Call, chosen: list[Call]) -> Tensor | None:
     """The vector [hidden_size] that a block adds at every position to its input and sub-layers; None if none."""
-    total = block.input + sum_up(c.output for c in chosen)
+    total = block.input + sum(c.output for c in chosen)
     rest = (block.output - total)[0].mean(0)
     return rest if adds_up(total + rest, block) and not adds_up(total, block) else None
 
 
 def scaled(terms: list[Tensor], block: Call) -> list[Scale] | None:
     """Least-squares factors of the terms, if the weighted sum is the block's output and needs every term; else None."""
-    columns, factors = least_squares(terms, block.output)
+    columns = torch.stack([term.double().flatten() for term in terms], 1)
+    gram, target = columns.T @ columns, columns.T @ block.output.double().flatten()
+    factors = torch.linalg.lstsq(gram, target, driver=None if gram.is_cuda else "gelsd").solution
     one = (factors - 1).abs() < 10 * tolerance(block.output).factor  # a term may be small beside the sum
     factors[one] = 1.0
     if bool((factors.abs() < 1e-3).any()) or not adds_up((columns @ factors).reshape(block.output.shape), block):
         return None
     return [float(f) for f in factors]
-
-
-def least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """(terms as columns [numbers, terms], a factor for each, so that their sum is nearest to `wanted`), float64."""
-    columns = torch.stack([term.double().flatten() for term in terms], 1)
-    gram, target = columns.T @ columns, columns.T @ wanted.double().flatten()
-    return columns, torch.linalg.lstsq(gram, target, driver=None if gram.is_cuda else "gelsd").solution
 
 
 def scaled_by_dimension(terms: list[Tensor], block: Call) -> list[Scale] | None:
@@ -260,7 +249,8 @@ def after_attention(
     block: Call, calls: list[Call], chosen: list[Call], scales: list[Scale], skip: Scale, roles: list[str]
 ) -> nn.Module | None:
     """A module whose input is the state after attention; None if there is none, as in parallel blocks."""
-    added = sum_up(c.output.double() * s for c, s, role in zip(chosen, scales, roles) if role == "attention")
+    terms = [c.output.double() * scale for c, scale, role in zip(chosen, scales, roles) if role == "attention"]
+    added = torch.stack(terms).sum(0)
     state = block.input.double() * skip + added
     readers = [c for c in calls if c.input.shape == block.output.shape]
     reader = next((c for c in readers if same(c.input, state.to(c.input.dtype))), None)
@@ -268,15 +258,9 @@ def after_attention(
         moved = [(c, state + (c.input.double() - state).mean(1, keepdim=True)) for c in readers]
         reader = next((c for c, total in moved if same(c.input, total.to(c.input.dtype))), None)
     if reader is None and (isinstance(skip, Tensor) or skip != 1.0):  # it may be scaled after attention only
-        reader = next((c for c in readers if same_mix(c.input, [block.input, added])), None)
+        for_each = [(c, Call(c.name, c.module, block.input, c.input)) for c in readers]  # as if a block gave its input
+        reader = next((c for c, given in for_each if scaled([block.input, added], given) is not None), None)
     return reader.module if reader is not None else None
-
-
-def same_mix(state: Tensor, terms: list[Tensor]) -> bool:
-    """Whether a state is a weighted sum of terms that needs every term."""
-    columns, factors = least_squares(terms, state)
-    mixed = (columns @ factors).reshape(state.shape).to(state.dtype)
-    return bool((factors.abs() > 1e-3).all()) and same(mixed, state)
 
 
 @contextmanager
