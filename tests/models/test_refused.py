@@ -76,28 +76,6 @@ def index(content):
     return lambda folder: (sharded(folder) / INDEX).write_text(json.dumps(content))
 
 
-def endless(name, kind):
-    def make(folder):
-        (folder / name).parent.mkdir(exist_ok=True)
-        os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
-
-    return make
-
-
-def huge(name):
-    return lambda folder: (folder / name).touch() or os.truncate(folder / name, 2**40)  # takes no room on the disk
-
-
-def outside(named):
-    def make(folder):
-        shards = json.loads((sharded(folder) / INDEX).read_text())["weight_map"]
-        key, shard = next(iter(shards.items()))
-        shutil.copy(folder / shard, folder.parent / shard)
-        change(folder / INDEX, weight_map=shards | {key: named.format(shard=shard, folder=folder.parent)})
-
-    return make
-
-
 def pickled(folder):
     torch.save(families.build("llama").state_dict(), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
@@ -109,14 +87,20 @@ def resized(folder):
     network.save_pretrained(folder)
 
 
-def only_named(tokenizer):
-    """transformers would make one of such a class with hardly any tokens."""
+def unnamed(folder):
+    """transformers would make a tokenizer of such a class with hardly any tokens."""
+    (folder / "tokenizer.json").unlink()
+    change(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
 
-    def make(folder):
-        (folder / "tokenizer.json").unlink()
-        change(folder / "tokenizer_config.json", tokenizer_class=tokenizer)
 
-    return make
+def endless(folder):
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/a.jinja").symlink_to("/dev/zero")
+
+
+def huge(folder):
+    (folder / "merges.txt").touch()
+    os.truncate(folder / "merges.txt", 2**40)  # it takes no room on the disk
 
 
 OWN = dict(architectures=["OwnForCausalLM"], model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
@@ -131,18 +115,18 @@ DAMAGES = [
     (weights(lambda held: {k: v.to(torch.int8) for k, v in held.items()}), ("quantized weights, I8", "does not say")),
     (lambda folder: sorted(sharded(folder).glob("model-*.safetensors"))[1].unlink(), "lacks 1 of"),
     (lambda folder: (folder / WEIGHTS).unlink() or (folder / WEIGHTS).symlink_to("no"), ("neither", INDEX)),
-    *((outside(name), "inside its folder") for name in ("a/../../{shard}", "{folder}/" + WEIGHTS)),
+    *((index({"weight_map": {"a": name}}), (name, "inside its folder")) for name in ("a/../../b", "/b")),
     *((index(text), (INDEX, "could not be loaded")) for text in ([], {"weight_map": {"a": 3}})),
     # tokenizer
     (without("*token*"), "tokenizer"),
-    (only_named("LlamaTokenizer"), "has no tokenizer; needed is one of"),
+    (unnamed, "has no tokenizer; needed is one of"),
     (holding("tokenizer.json", b"{}"), "has no tokenizer"),
     (resized, ("280", "another model's")),
     (config("tokenizer_config.json", model_max_length="many"), ("model_max_length", "many")),
     # what has no end, or no measure
-    (endless("notes.json", "pipe"), "notes.json"),
-    (endless("additional_chat_templates/a.jinja", "device"), "a.jinja"),
-    (huge("merges.txt"), ("merges.txt", "1,099,511,627,776 bytes")),
+    (lambda folder: os.mkfifo(folder / "notes.json"), "notes.json"),
+    (endless, "a.jinja"),
+    (huge, ("merges.txt", "1,099,511,627,776 bytes")),
     # configurations
     *((holding(GENERATION, text), (GENERATION, "could not be loaded")) for text in (b"[]", b'{"a": "\xff\xfe"}')),
     *((holding("config.json", text), ("config.json", "could not be loaded")) for text in (b"{", b"[" * 100_000)),
