@@ -161,10 +161,11 @@ def read_checkpoint(
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     gguf = read_header(file) if (file := find_gguf(path)) else None
     of_hub = not gguf and not Path(path).exists()
+    cached_only = of_hub and not hub_answers()
     if gguf:
         path, options = str(gguf.path.parent), {"gguf_file": gguf.path.name}
     elif of_hub:
-        options["local_files_only"] = not hub_answers()
+        options["local_files_only"] = cached_only
     else:
         check_folder(Path(path), trust_remote_code)
     try:
@@ -175,7 +176,7 @@ def read_checkpoint(
         raise not_loaded(name, error) from error
     if of_hub:
         check_sizes(read_object(folder_of(path, revision) / "config.json"))
-        if find_adapter_config_file(path, revision=revision, local_files_only=options["local_files_only"]):
+        if find_adapter_config_file(path, revision=revision, local_files_only=cached_only):
             raise CheckpointError(ADAPTER)
     network_class = getattr(transformers, (config.architectures or [""])[0] or "-", CLASSES[kind])
     config_class = getattr(network_class, "config_class", None)

@@ -385,7 +385,7 @@ def probe_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> T
 def note_ignored_generation(network: PreTrainedModel, name: str) -> None:
     """Print the settings of a checkpoint's generation config that plain greedy decoding (argmax) ignores."""
     asked = getattr(network, "generation_config", None)
-    given = {} if asked is None else asked.to_diff_dict()
+    given: dict[str, Any] = {} if asked is None else asked.to_diff_dict()
     tokens = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id")
     lengths = ("max_length", "max_new_tokens", "use_cache", "transformers_version", "_from_model_config")
     ignored = {k: v for k, v in given.items() if k not in tokens + lengths and v not in (None, False)}
