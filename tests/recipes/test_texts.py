@@ -7,8 +7,6 @@ from collections import Counter
 from itertools import islice
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from eelib.tasks.task import load_task
 from recipes import texts
@@ -72,8 +70,11 @@ def test_no_held_out_passage_or_paragraph_is_trained_on(corpora, tmp_path, monke
     assert lines[7] in target and not any(line in target for line in last)
 
 
-def test_no_shipped_text_is_trained_on(corpora, tmp_path, monkeypatch):
-    """Whatever its case, on either side of a pair."""
+def test_no_shipped_text_is_trained_on(corpora, tmp_path, monkeypatch, few_stories):
+    """Whatever its case, on either side of a pair, nor a note; each trained note ends in its own record, as JSON."""
+    notes = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
+    assert notes and not {e.prompt for e in notes} & set(load_task("structured/orders").prompts)
+    assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in notes)
     task = load_task("translation/de-en")
     assert {text.strip().lower() for text in (task.sources[5], task.references[5][0])} <= shipped_texts()
     german, english = tatoeba(corpora, "de")[0][0]
@@ -87,33 +88,22 @@ def test_no_shipped_text_is_trained_on(corpora, tmp_path, monkeypatch):
         assert one not in found()
 
 
-def test_trained_notes_are_none_of_the_shipped_ones(corpora, tmp_path, few_stories):
-    """Each ends in the record of its own note, as JSON."""
-    found = [e for epoch in range(3) for e in PARTS["orders"](corpora, tmp_path, epoch)]
-    assert found and not {e.prompt for e in found} & set(load_task("structured/orders").prompts)
-    assert all(e.prompt.split("### Input:")[1].count(json.loads(e.target)["id"]) == 1 for e in found)
-
-
-def read(tokenizer, text, wanted):
-    """The tokens that are targets, or the others, as text."""
-    return tokenizer.decode(text.ids[text.wanted == wanted].tolist())
-
-
 def test_targets_are_marked_and_end_and_what_is_too_long_is_left_out(tokenizer):
     """Further questions first; a text without room for one target goes; plain text is cut and has no end token."""
     asks = Example("A:\n", " one", (("\nWhat is said about all this in so many words?\n", " two"), ("\nB?\n", " b")))
     (whole,), end = encoded([asks], tokenizer, 100), tokenizer.eos_token
-    assert read(tokenizer, whole, True) == f" one{end} two{end} b{end}"
+
+    def targets(longest, *texts):
+        found = encoded([*texts], tokenizer, longest)
+        return [tokenizer.decode(text.ids[text.wanted].tolist()).split(end)[:-1] for text in found]
+
     assert tokenizer.decode(whole.ids.tolist()) == f"A:\n one{end}{asks.more[0][0]} two{end}\nB?\n b{end}"
-    (shorter,), (shortest,) = (encoded([asks], tokenizer, len(whole.ids) - less) for less in (1, 10))
-    assert read(tokenizer, shorter, True) == f" one{end} two{end}"
-    assert read(tokenizer, shortest, True) == f" one{end} b{end}"
-    assert encoded([asks], tokenizer, 3) == []
+    assert targets(100, asks) == [[" one", " two", " b"]]
+    assert targets(len(whole.ids) - 1, asks) == [[" one", " two"]]
+    assert targets(len(whole.ids) - 10, asks, Example("Q:\n", " c")) == [[" one", " b"], [" c"]]
+    assert targets(20, Example("long " * 30, " a", (("\nQ:\n", " b"),))) == []  # not its question alone
     (plain,) = encoded([Example("", "word " * 50)], tokenizer, 20)
     assert len(plain.ids) == 20 and plain.wanted.all() and tokenizer.eos_token_id not in plain.ids
-    assert encoded([Example("long " * 30, " a", (("\nQ:\n", " b"),))], tokenizer, 20) == []  # not its question alone
-    some = encoded([Example("P:\n", " a", (("\nlong " * 30, " b"),)), Example("Q:\n", " c")], tokenizer, 20)
-    assert [read(tokenizer, text, True) for text in some] == [f" a{end}", f" c{end}"]
 
 
 def test_packed_holds_every_text_once_within_the_limit():
@@ -127,9 +117,8 @@ def test_packed_holds_every_text_once_within_the_limit():
 
 def test_any_step_is_found_again_in_the_shares_of_its_phase():
     """The stream from a step on is the rest of the stream from 0, whatever parts and epochs lie before."""
-    order = order_of([Phase(100, {"a": 0.7, "b": 0.3}), Phase(50, {"b": 1, "c": 1})])
-    assert Counter(order[:100]) == {"a": 70, "b": 30} and Counter(order[100:]) == {"b": 25, "c": 25}
-    assert order[:70] != ["a"] * 70 and len(order_of([Phase(7, {"a": 1, "b": 1, "c": 1})])) == 7
+    order = order_of([Phase(100, {"a": 0.7, "b": 0.3}), Phase(7, {"a": 1, "b": 1, "c": 1})])
+    assert Counter(order[:100]) == {"a": 70, "b": 30} and order[:70] != ["a"] * 70 and len(order) == 107
     epochs = []
 
     def plan_of(part, epoch):
@@ -146,11 +135,9 @@ def test_any_step_is_found_again_in_the_shares_of_its_phase():
 
 
 def test_prompts_are_numbered_and_sources_are_on_one_side(corpora):
-    training, held = Prompts(corpora), Prompts(corpora, held_out=True)
-    again = Prompts(corpora)
+    training, held, again = Prompts(corpora), Prompts(corpora, held_out=True), Prompts(corpora)
     texts = [training.text(number) for number in range(60)]
     assert texts == [again.text(number) for number in range(60)] and len(set(texts)) > 50
-    assert {training.task_of(number) for number in range(20)} == set(training.sources)
     assert not any("### Context:" in text for text in texts)
     assert any("### Context:" in training.text(FIRST + number) for number in range(60))  # the study's own wording
     for task, some in training.sources.items():
@@ -158,34 +145,16 @@ def test_prompts_are_numbered_and_sources_are_on_one_side(corpora):
         assert other and not other & {source[0] for source in some}
 
 
-LINES = [
-    "Der Hund, der bellt, beisst nicht!",
-    "The dog (that barks) doesn't bite.",
-    "Wo? Dort: 12,345 Bücher – «ja».",
-    "l'été à la plage; c'est-à-dire demain",
-    "e-mail: a.b@c.de",
-] * 4
-TOKENIZER = train_tokenizer(LINES, 420, 512)
-ANY = st.one_of(
-    st.text(max_size=40),
-    st.text(alphabet="aé ,.'-–1\t\n😀", max_size=40),
-    st.lists(st.sampled_from([*FIXED_PARTS, "<0x41>", "a", " ", "<|"]), max_size=6).map("".join),
-)
+def test_every_text_comes_back_and_no_piece_mixes_letters_digits_and_punctuation():
+    """Of a tokenizer that was trained on other texts; the fixed parts of prompts are one piece each."""
+    made = train_tokenizer(["The dog (that barks) doesn't bite. Dort: 12,345 Bücher – «ja»."] * 4, 420, 512)
 
+    def ids_of(text):
+        return made(text, add_special_tokens=False)["input_ids"]
 
-def ids_of(text):
-    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
-
-
-@settings(max_examples=200, deadline=None)
-@given(ANY)
-def test_every_text_comes_back(text):
-    assert TOKENIZER.decode(ids_of(text)) == text
-
-
-def test_no_piece_mixes_letters_digits_and_punctuation():
-    for token, i in TOKENIZER.get_vocab().items():
-        text = TOKENIZER.decode([i])
-        kinds = [re.search(kind, text) for kind in (r"[^\W\d_]", r"\d", r"[^\w\s\ufffd]")]
+    for text in ("", "l'été à la plage; c'est-à-dire", " a  b\t\n1-2 ", "😀<0x41><| \x00", "".join(FIXED_PARTS)):
+        assert made.decode(ids_of(text)) == text
+    for token, i in made.get_vocab().items():
+        kinds = [re.search(kind, made.decode([i])) for kind in (r"[^\W\d_]", r"\d", r"[^\w\s\ufffd]")]
         assert token in (PAD, END, *FIXED_PARTS) or sum(map(bool, kinds)) <= 1, token
-    assert len(TOKENIZER) <= 420 and all(len(ids_of(part)) == 1 for part in FIXED_PARTS)
+    assert len(made) <= 420 and all(len(ids_of(part)) == 1 for part in FIXED_PARTS)
