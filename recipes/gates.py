@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,12 +106,13 @@ def batches_of(prompts: list[list[int]], size: int) -> Iterator[list[list[int]]]
 def prompts_of(model: Model, tasks: str, corpora: Path | None, work: Path, most: int) -> list[list[int]]:
     """Token ids of up to `most` prompts of all tasks in turn, each task's in a random order.
 
-    Those that leave no room for an output are left out. `tasks`: parts of the corpora by name or pattern, local task
-    files or folders, several with commas. InputError for others, for parts without corpora, and for texts that gates
-    are judged on: those of data/texts.
+    Those that leave no room for an output are left out. `tasks`: parts of the corpora, local task files or folders,
+    several with commas. InputError for others, for parts without corpora, and for texts that gates are judged on:
+    those of data/texts.
     """
     rng = random.Random(SEED)
-    every = [texts_of(name, corpora, work, rng) for name in names_of(tasks)]
+    names = dict.fromkeys(name.strip() for name in tasks.split(","))
+    every = [texts_of(name, corpora, work, rng) for name in names]
     for texts in every:
         rng.shuffle(texts)
     in_turn = (text for texts in zip_longest(*every) for text in texts if text is not None)
@@ -126,20 +126,6 @@ def prompts_of(model: Model, tasks: str, corpora: Path | None, work: Path, most:
     return fitting
 
 
-def names_of(tasks: str) -> list[str]:
-    """Parts and files that are asked for."""
-    found: list[str] = []
-    for name in (part.strip() for part in tasks.split(",")):
-        parts = [part for part in PARTS if fnmatch(part, name)]
-        if not parts and not (name and Path(name).exists()):
-            raise InputError(
-                f"training texts {name!r} are not known; allowed: {', '.join(PARTS)}, a pattern of them, or a local "
-                "task file or folder, several with commas"
-            )
-        found += [part for part in parts or [name] if part not in found]
-    return found
-
-
 def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) -> list[str]:
     """Prompts of a part of the corpora, one question of a passage at a time, or of a local task."""
     if name in PARTS:
@@ -147,6 +133,11 @@ def texts_of(name: str, corpora: Path | None, work: Path, rng: random.Random) ->
             raise InputError(f"training texts {name!r} need the corpora: --corpora DIR; allowed without: task files")
         work.mkdir(parents=True, exist_ok=True)
         return [text.prompt for text in alone(PARTS[name](corpora, work, SEEN), rng)]
+    if not name or not Path(name).exists():
+        raise InputError(
+            f"training texts {name!r} are not known; allowed: {', '.join(PARTS)}, or a local task file or folder, "
+            "several with commas"
+        )
     task, judged = load_task(str(Path(name).resolve())), shipped_texts()
     inside = Path(name).resolve().is_relative_to(data_folder("texts").resolve())
     parts = [part for source in task.sources for part in (source, *source.split(" ||| "))]  # of pairs, either text
@@ -215,32 +206,17 @@ def fit(network: Network, taken: States, how: Fitting) -> list[float]:
 
 @torch.no_grad()
 def accuracy(network: Network, held: States) -> dict[str, Any]:
-    """On held-out tokens, end tokens left out: mean share (0-100) of both classes that is classified right at 0.5, area
-    under the ROC curve (0-100), of all layers and of each; None where there is one class only, or no answer.
+    """On held-out tokens, end tokens left out, at all layers that answer: mean share (0-100) of both classes that is
+    classified right at 0.5, and the area under the ROC curve (0-100); None where there is one class only.
     """
     real, device = ~held.ends, next(network.parameters()).device
     logits = torch.cat([network(part.to(device).float()).cpu() for part in held.states[real].split(1024)])
-    scores, agrees = logits.softmax(-1)[..., 1], held.agrees[real]
-    answered = agrees[:, network.first - 1 :]
-    balanced, area = rates(scores.flatten(), answered.flatten())
-    nothing = [(None, None)] * (network.first - 1)
-    balanced_by_layer, area_by_layer = zip(*nothing, *(rates(*layer) for layer in zip(scores.T, answered.T)))
-    return {
-        "tokens": int(real.sum()),
-        "agree by layer": [round(100 * share, 1) for share in agrees.float().mean(0).tolist()],
-        "balanced": balanced,
-        "balanced by layer": balanced_by_layer,
-        "area": area,
-        "area by layer": area_by_layer,
-    }
-
-
-def rates(scores: Tensor, agrees: Tensor) -> tuple[float | None, float | None]:
-    """(mean of the shares of either class that lie on their side of 0.5, area under the ROC curve), 0-100."""
-    if agrees.all() or not agrees.any():
-        return None, None
-    balanced, area = balanced_accuracy_score(agrees, scores > 0.5), roc_auc_score(agrees, scores)
-    return round(100 * float(balanced), 1), round(100 * float(area), 1)
+    scores, agrees = logits.softmax(-1)[..., 1].flatten(), held.agrees[real][:, network.first - 1 :].flatten()
+    found: dict[str, Any] = {"tokens": int(real.sum()), "balanced": None, "area": None}
+    if agrees.any() and not agrees.all():
+        found["balanced"] = round(100 * float(balanced_accuracy_score(agrees, scores > 0.5)), 1)
+        found["area"] = round(100 * float(roc_auc_score(agrees, scores)), 1)
+    return found
 
 
 @torch.no_grad()
