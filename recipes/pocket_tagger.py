@@ -17,7 +17,6 @@ from spacy.training import Example
 from spacy.training.converters import conllu_to_docs
 from spacy.util import fix_random_seed
 from thinc.api import Adam, warmup_linear
-from tqdm import tqdm
 
 from recipes.card import hashes, written
 from recipes.texts import SEED, runs
@@ -139,33 +138,28 @@ def save_without_corpus(weights: bytes, out: Path) -> None:
 def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
     """Train, keep the epoch that is best on dev, write pipeline and card.json to `out`; returns the card.
 
-    `work` gets the weights of the best epoch so far and the accuracy curve. `device`: "cpu" or "cuda".
+    `work` stays empty, for a run is not continued. `device`: "cpu" or "cuda".
     """
+    del work
     began = time.monotonic()
     if device.startswith("cuda"):
         spacy.require_gpu()
-    work.mkdir(parents=True, exist_ok=True)
     train, dev = (read_conllu(corpora / f"tagging/ud_english_ewt.{split}.conllu.gz") for split in ("train", "dev"))
     nlp, rng, best, curve = untrained(), random.Random(SEED), b"", list[dict]()
     steps = DECAY_EPOCHS * sum(map(len, train)) // WORDS_PER_BATCH
     optimizer = Adam(warmup_linear(PEAK_RATE, WARMUP_STEPS, steps), L2=0.01, grad_clip=1.0, use_averages=True)
-    progress = tqdm(total=EPOCHS * sum(map(len, train)), unit="word", mininterval=10)
     for epoch in range(1, EPOCHS + 1):
         losses: dict[str, float] = {}
         for batch in batches(nlp, train, rng):
             nlp.update(batch, drop=DROPOUT, sgd=optimizer, losses=losses)
             optimizer.step_schedules()
-            progress.update(sum(len(example.reference) for example in batch))
         with nlp.use_params(optimizer.averages):
             accuracy = round(gold_accuracy(nlp, dev), 5)  # as the card has it: of equal epochs the first is kept
             if accuracy > max((row["dev"] for row in curve), default=0.0):
                 best = nlp.get_pipe("morphologizer").model.to_bytes()
-                (work / "best.bin").write_bytes(best)
         row = {"epoch": epoch, "loss": round(losses["morphologizer"], 1), "dev": accuracy}
         curve.append(row | {"seconds": round(time.monotonic() - began)})
-        (work / "curve.json").write_text(json.dumps(curve))
-        progress.set_postfix(epoch=epoch, dev=f"{accuracy:.4f}")
-    progress.close()
+        print(curve[-1], flush=True)
     save_without_corpus(best, out)
     return write_card(out, corpora, curve, (time.monotonic() - began) / 60)
 
