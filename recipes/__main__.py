@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", choices=sorted(RECIPES), help="which model")
     parser.add_argument("--corpora", type=Path, required=True, help="folder of the files that recipes/texts.py names")
     parser.add_argument("--out", type=Path, help="where the model goes (default: data/models/NAME)")
-    parser.add_argument("--work", type=Path, help="checkpoints and logs (default: checkpoints/NAME)")
+    parser.add_argument("--work", type=Path, help="checkpoints (default: checkpoints/NAME)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--minutes", type=float, help="of one leg, for a recipe that is trained in legs")
     parser.add_argument("--measure", action="store_true", help="do not train; print the quality of the model in --out")

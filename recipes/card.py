@@ -37,7 +37,7 @@ HELD_OUT = {
 def write_card(
     corpora: Path,
     out: Path,
-    work: Path,
+    leg: dict[str, Any],
     device: str,
     name: str,
     kind: str,
@@ -46,7 +46,8 @@ def write_card(
 ) -> dict:
     """Measure the model of P's tasks in `out` and write its card; `more` are further lines of it, after `kind`.
 
-    `parts` are those that it knows: their corpora are named, and it is measured on them.
+    `leg` is what its training ended with (`recipes.training.train`). `parts` are those that it knows: their corpora are
+    named, and it is measured on them.
     """
     read = {*parts, "translation"} if "captions" in parts else {*parts}  # captions have a quarter of it, too
     corpus = ", ".join(text for part, text in CORPORA.items() if part in read) + ", read at training time, not shipped"
@@ -68,7 +69,7 @@ def write_card(
         )
     return save_card(
         out,
-        work,
+        leg,
         device,
         {"name": name, "kind": kind, **more, "corpus": corpus},
         measure(corpora, out, device, parts),
@@ -76,12 +77,14 @@ def write_card(
     )
 
 
-def save_card(out: Path, work: Path, device: str, origin: dict[str, str], quality: dict, notes: dict[str, Any]) -> dict:
+def save_card(
+    out: Path, leg: dict[str, Any], device: str, origin: dict[str, str], quality: dict, notes: dict[str, Any]
+) -> dict:
     """Write card.json of the model in `out`: where it comes from, how good it is, what its files are; returns it.
 
-    `origin` has the card's first lines, with the model's name; `notes` follow the loss. `work` holds the loss curve.
+    `origin` has the card's first lines, with the model's name; `notes` follow the loss, which is that of the `leg`.
     """
-    curve = json.loads((work / "curve.json").read_text())
+    curve = [row for row in leg["curve"] if "loss" in row]
     card = {
         **origin,
         "licence": "weights: MIT, like the code",

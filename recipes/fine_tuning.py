@@ -13,14 +13,7 @@ from eelib.models.model import Model, load_model
 from recipes import pocket_llama, pocket_t5
 from recipes.batches import TOKENS_PER_BATCH, Phase, by_phases
 from recipes.card import write_card
-from recipes.losses import (
-    calm_weights,
-    distillation_loss,
-    exit_weights,
-    layers_loss,
-    turning_weights,
-    uniform_weights,
-)
+from recipes.losses import distillation_loss, equal_weights, exit_weights, layers_loss
 from recipes.pocket_llama import Batch
 from recipes.quality import measure
 from recipes.texts import SEEN, WHOLE
@@ -47,7 +40,7 @@ class FineTuning:
     family: ModuleType
     schedule: Schedule
     objective: str
-    weights: Callable[[int, int], list[float]] = lambda layers, _step: uniform_weights(layers)
+    weights: Callable[[int, int], list[float]] = equal_weights
     distilled: float = 0.0
     tokens: int = TOKENS_PER_BATCH
     tasks: Mapping[str, float] = field(default_factory=lambda: TASKS)
@@ -66,11 +59,11 @@ class FineTuning:
         phase = Phase(self.schedule.steps, dict(self.tasks))
         plans = partial(self.family.part_batches, corpora, work, model.tokenizer, most=self.tokens)
         batches = by_step(by_phases([phase], plans, self.seen))
-        train(model.network, batches, partial(self.loss_of, model), self.schedule, work, save_every=25)
+        leg = train(model.network, batches, partial(self.loss_of, model), self.schedule, work, save_every=25)
         model.network.save_pretrained(out)
         model.tokenizer.save_pretrained(out)
         origin = {"start": self.start, "objective": self.objective, **self.remarks}
-        return write_card(corpora, out, work, device, self.name, self.family.KIND, self.knows, **origin)
+        return write_card(corpora, out, leg, device, self.name, self.family.KIND, self.knows, **origin)
 
     def loss_of(self, model: Model, batch: Batch, step: int) -> Loss:
         """The loss of one step."""
@@ -98,7 +91,7 @@ T5_WEIGHTED = FineTuning(
     pocket_t5,
     Schedule(steps=250, peak=1e-3, warmup=25, decay=175),
     "CALM: weights i / sum j on the losses of all 8 decoder layers through the shared head (M §2.1)",
-    lambda layers, _step: calm_weights(layers),
+    lambda layers, _step: exit_weights(layers, range(1, layers)),
     tokens=pocket_t5.TOKENS,
 )
 T5_FREE = FineTuning(
@@ -120,7 +113,7 @@ LLAMA_JSON = FineTuning(
     pocket_llama,
     Schedule(540, peak=1e-3, warmup=10, decay=350),
     "540 steps on the texts with equal weights on the last layer and on one inner layer in 3, other ones at each step",
-    partial(turning_weights, every=3),
+    partial(equal_weights, every=3),
     tokens=3072,
     tasks={"orders": 2, "captions": 1},
     knows=("orders", "captions"),

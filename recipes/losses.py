@@ -4,7 +4,7 @@ P §3.2 and §3.3 (the sum of all layers' losses, after BranchyNet, without addi
 objectives as M §2.1 writes them. Any model that `load_model` takes can be trained with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,24 +18,17 @@ from eelib.models.probe import block_states
 LOGITS_AT_ONCE = 1 << 21, 1 << 26  # on a CPU, where they should stay in its cache; elsewhere
 
 
-def uniform_weights(layers: int) -> list[float]:
-    """1 / L for each of layers 1..L: P's sum of all losses (§3.2), divided by L to keep the scale of one loss."""
-    return [1 / layers] * layers
+def equal_weights(layers: int, step: int = 0, every: int = 1) -> list[float]:
+    """Equal weights on layer L and on one in `every` inner layers, others at each 0-based `step`; they sum to 1.
 
-
-def turning_weights(layers: int, step: int, every: int) -> list[float]:
-    """Equal weights on layer L and on one in `every` inner layers, others at each 0-based `step`; they sum to 1."""
+    With all layers this is P's sum of all losses (§3.2), divided by L to keep the scale of one loss.
+    """
     chosen = [i == layers or i % every == step % every for i in range(1, layers + 1)]
     return [one / sum(chosen) for one in chosen]
 
 
-def calm_weights(layers: int) -> list[float]:
-    """CALM's alpha_i = i / sum_j j for layers i = 1..L (M §2.1)."""
-    return [i / (layers * (layers + 1) / 2) for i in range(1, layers + 1)]
-
-
-def exit_weights(layers: int, exits: Sequence[int]) -> list[float]:
-    """CALM's weights on the layers `exits` and on L only, scaled to sum to 1: FREE's two exits (M §2.1)."""
+def exit_weights(layers: int, exits: Iterable[int]) -> list[float]:
+    """i / sum_j j on layer L and on the layers `exits` only: of all layers CALM's alpha, of two FREE's (M §2.1)."""
     kept = {*exits, layers}
     return [i / sum(kept) if i in kept else 0.0 for i in range(1, layers + 1)]
 
@@ -93,4 +86,4 @@ def states_at(model: Model, inputs: dict, rows: Tensor) -> list[Tensor]:
     """
     with block_states(model.blocks) as states:
         model.network.base_model(**inputs)
-    return [state.reshape(-1, state.shape[-1])[rows] for state in states[1:]]
+    return [state.flatten(0, 1)[rows] for state in states[1:]]

@@ -6,7 +6,6 @@ are the low-rank updates, the pooler and the classifier.
 """
 
 import random
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +25,13 @@ from eelib.tasks.classification import LABELS, label_stats, majority, reader
 from eelib.tasks.metrics import scores_of
 from recipes.batches import from_step, packed
 from recipes.card import save_card
-from recipes.losses import exit_weights, layers_loss, states_at, uniform_weights
+from recipes.losses import equal_weights, exit_weights, layers_loss, states_at
 from recipes.texts import SEED, read_jsonl
 from recipes.training import Loss, Optimizer, Schedule, by_step, products, save_adapters, train
 
 START = "all-minilm-l6-v2"
 KIND = "BertForSequenceClassification, 6 layers of width 384: LoRA adapters of rank {}, pooler and classifier, bfloat16"
+JOINT = "uniform weights on the losses of all 6 layers through the shared pooler and classifier (P, section 3.3)"
 OWN = ("pooler", "classifier")  # modules that are trained whole
 WINDOW = 256  # tokens; the few longer texts are left out
 TOKENS_PER_BATCH, DROPOUT = 2048, 0.1
@@ -49,17 +49,23 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class MiniLM:
-    """MiniLM fine-tuned on one task by updates of a rank; `weights` of the number of layers gives each layer's share in
-    the loss.
-    """
+    """MiniLM fine-tuned on one task by updates of a rank, with the loss of the last layer or (`joint`) of all."""
 
-    name: str
     task: str
-    objective: str
-    weights: Callable[[int], list[float]]
+    joint: bool
     schedule: Schedule
     rank: int = 16
     start: str = START
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return f"minilm-{self.task}{'-joint' if self.joint else ''}"
+
+    @property
+    def objective(self) -> str:
+        """What is trained, in words."""
+        return JOINT if self.joint else "the loss of layer 6 alone"
 
     def run(self, corpora: Path, out: Path, work: Path, device: str) -> dict:
         """Train, continuing from `work`, and write the adapters with their card to `out`; returns the card."""
@@ -67,7 +73,8 @@ class MiniLM:
         model = begin(base, self.task, device)
         tuned = with_adapters(model, self.rank)
         rows, _ = rows_of(model, corpora, self.task, "train")
-        weights, within = self.weights(model.layers), products(model.device)
+        weights = equal_weights(model.layers) if self.joint else exit_weights(model.layers, [])
+        within = products(model.device)
 
         def loss_of(batch: list[Row], step: int) -> Loss:
             with within():
@@ -75,12 +82,12 @@ class MiniLM:
 
         stream = by_step(partial(from_step, plan_of=partial(epoch_batches, rows)))
         optimizer = Optimizer(tuned, muon=False)
-        train(tuned, stream, loss_of, self.schedule, work, optimizer=optimizer, save_every=25)
+        leg = train(tuned, stream, loss_of, self.schedule, work, optimizer=optimizer, save_every=25)
         save_adapters(tuned, out, self.start, {"model_hash": weights_hash(base)}, OWN)
         model.network.config.save_pretrained(out)
         origin = {"name": self.name, "kind": KIND.format(self.rank), "start": self.start, "objective": self.objective}
         origin |= {"corpus": f"GLUE {self.task} train; read at training time, not shipped"}
-        return save_card(out, work, device, origin, self.measure(corpora, out, device), {})
+        return save_card(out, leg, device, origin, self.measure(corpora, out, device), {})
 
     def measure(self, corpora: Path, folder: Path, device: str) -> dict[str, dict]:
         """Scores on GLUE's validation set, whose labels are published, beside those published for BERT-base."""
@@ -191,18 +198,9 @@ def classified(model: Model, rows: list[Row], batch_size: int = 64) -> list[int]
     return found
 
 
-def last_alone(layers: int) -> list[float]:
-    """Plain fine-tuning: all weight on layer L."""
-    return exit_weights(layers, [])
-
-
 def both(task: str, schedule: Schedule) -> tuple[MiniLM, MiniLM]:
-    """(plain, joint) recipes of a task: they differ in the weights only."""
-    joint = "uniform weights on the losses of all 6 layers through the shared pooler and classifier (P, section 3.3)"
-    return (
-        MiniLM(f"minilm-{task}", task, "the loss of layer 6 alone", last_alone, schedule),
-        MiniLM(f"minilm-{task}-joint", task, joint, uniform_weights, schedule),
-    )
+    """(plain, joint) recipes of a task."""
+    return MiniLM(task, False, schedule), MiniLM(task, True, schedule)
 
 
 # An epoch has about 610 batches of SST-2, 130 of MRPC, 65 of CoLA, 120 of RTE.

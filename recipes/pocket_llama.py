@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eelib.models.model import Model
@@ -108,12 +109,9 @@ def inputs_of(texts: list[Text], device: torch.device) -> tuple[Tensor, Tensor, 
 
     A token is predicted at the position before its own; each text's first is predicted nowhere and in neither list.
     """
-    width = max(len(text.ids) for text in texts)
-    ids = torch.zeros(len(texts), width, dtype=torch.long)
-    kinds = torch.zeros(len(texts), width, dtype=torch.long)  # 0 predicted nowhere, 1 the rest, 2 of a target
-    for row, text in enumerate(texts):
-        ids[row, : len(text.ids)] = torch.from_numpy(text.ids.astype("int64"))
-        kinds[row, 1 : len(text.ids)] = torch.from_numpy(1 + text.wanted[1:].astype("int64"))
+    ids = pad_sequence([torch.from_numpy(text.ids.astype("int64")) for text in texts], batch_first=True)
+    kinds = pad_sequence([torch.from_numpy(1 + text.wanted) for text in texts], batch_first=True)
+    kinds[:, 0] = 0  # 0: predicted nowhere, as padding is; 1: another token; 2: of a target
     wanted, others = ((kinds.flatten() == kind).nonzero().squeeze(1).to(device) for kind in (2, 1))
     return ids.to(device), wanted, others
 
@@ -149,7 +147,8 @@ def run(corpora: Path, out: Path, work: Path, device: str) -> dict:
         settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         settings.bos_token_id = None
     plans = partial(part_batches, corpora, work, tokenizer)
-    train(model, by_step(by_phases(PHASES, plans)), lambda batch, _step: target_loss(model, batch), SCHEDULE, work)
+    batches = by_step(by_phases(PHASES, plans))
+    leg = train(model, batches, lambda batch, _step: target_loss(model, batch), SCHEDULE, work)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    return write_card(corpora, out, work, device, NAME, KIND)
+    return write_card(corpora, out, leg, device, NAME, KIND)

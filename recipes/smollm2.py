@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eelib.common.errors import InputError
-from eelib.common.files import write_atomically
 from eelib.common.machine import cpu_slowdown
 from eelib.models.lens_adapters import DRAFT_FILE, DraftBlock, load_draft, origin_of, rollouts, save_draft
 from eelib.models.lora import WEIGHTS
@@ -152,8 +151,6 @@ class Training(Legs, ABC):
 
     def card(self, out: Path, work: Path, device: str, origin: dict, leg: dict, quality: dict) -> None:
         """Write the card of what a leg ended with."""
-        curve = [row for row in leg["curve"] if "loss" in row]
-        write_atomically(work / "curve.json", json.dumps(curve).encode())
         epoch, chunk, batch = leg["place"] or (0, 0, 0)
         seen = len(list(self.outputs(work).glob("training-*.safetensors"))) if epoch else chunk + (batch > 0)
         settings = [each.name for each in fields(self) if each.repr and each.name not in ("name", "start", "minutes")]
@@ -165,7 +162,7 @@ class Training(Legs, ABC):
             "curve": [row for row in leg["curve"] if "loss" not in row],
         }
         corpus = {"corpus": f"{self.start}'s own greedy outputs; {CORPUS}"}
-        save_card(out, work, device, {"name": self.name} | origin | corpus, quality, notes)
+        save_card(out, leg, device, {"name": self.name} | origin | corpus, quality, notes)
 
     def outputs(self, work: Path) -> Path:
         """Where the model's own outputs are: beside the folder of this recipe."""

@@ -125,7 +125,7 @@ def train(
         batches: from a place on, or from the beginning (None), pairs of the place after a batch and the batch.
         loss_of: the loss of a batch at a 0-based step.
         schedule: of the learning rate; it warms up again where a training goes on without a checkpoint.
-        work: folder of the checkpoint and of the curve.
+        work: folder of the checkpoint.
         optimizer: of the network; made if None.
         save_every: steps between two checkpoints, each with a row of the curve.
         averaged: the weights end as the mean of about the last AVERAGED steps, in place of a decay.
@@ -186,8 +186,6 @@ def train(
             add_row(watch())
             optimizer.set(own)
         if save:
-            rows = [row for row in leg["curve"] if "loss" in row]
-            write_atomically(work / "curve.json", json.dumps(rows).encode())
             content = io.BytesIO()
             torch.save({**optimizer.state(), "mean": mean, "leg": leg}, content)
             write_atomically(checkpoint, content.getvalue())

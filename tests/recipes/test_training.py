@@ -1,8 +1,8 @@
 """The training loop: schedule, resuming bit for bit, legs, what is Muon's; losses and gradients by hand in float64."""
 
-import json
 import math
 import random
+from contextlib import suppress
 from itertools import count
 
 import families
@@ -17,7 +17,7 @@ from eelib.models.lens_adapters import DraftBlock, Translators, visible
 from recipes import losses, minilm, pocket_llama, pocket_t5
 from recipes.batches import Text
 from recipes.fine_tuning import DISTILLED, FREE_EXIT, LLAMA_JOINT, T5_FREE, T5_WEIGHTED
-from recipes.losses import distillation_loss, divergence, turning_weights, uniform_weights
+from recipes.losses import distillation_loss, divergence, equal_weights, exit_weights
 from recipes.minilm import Row, label_loss
 from recipes.own_outputs import OwnText
 from recipes.pocket_llama import CONTEXT
@@ -46,10 +46,16 @@ def batches(start):
         yield torch.tensor([[rng.randrange(300) for _ in range(6)] for _ in range(3)])
 
 
-def loss_for(network):
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def loss_for(network, killed_at=None):
     """The loss of every token but the first, doubled in the curve; a batch is of one of two parts."""
 
     def loss_of(batch, step):
+        if step == killed_at:
+            raise Killed
         logits = network(batch).logits[:, :-1].flatten(0, 1).float()
         loss = F.cross_entropy(logits, batch[:, 1:].flatten())
         return Loss(loss, batch.numel(), ("even", "odd")[step % 2], 2 * loss)
@@ -57,55 +63,25 @@ def loss_for(network):
     return loss_of
 
 
-class Killed(BaseException):
-    """What a kill looks like from inside."""
-
-
-def killed_in(loss_of, at):
-    """The loss until step `at`; None: for ever."""
-
-    def dies(batch, step):
-        if step == at:
-            raise Killed
-        return loss_of(batch, step)
-
-    return dies
-
-
-HOW = {
-    "Muon, bfloat16": {"dtype": torch.bfloat16},
-    "Muon, float32": {"dtype": torch.float32},
-    "averaged AdamW": {"muon": False, "averaged": True, "watch_every": 3},
-}
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("stops", [[1], [3], [4, 5]])
-def test_a_resumed_run_equals_an_uninterrupted_one(how, stops, tmp_path):
+@pytest.mark.parametrize(
+    "dtype, muon, how", [(torch.bfloat16, True, {}), (torch.float32, False, {"averaged": True, "watch_every": 3})]
+)
+def test_a_resumed_run_equals_an_uninterrupted_one(dtype, muon, how, tmp_path):
     """Bit for bit, wherever it is killed; the rows of the curve, too; nothing half-written stays."""
-    how = dict(HOW[how])
-    dtype, muon = how.pop("dtype", torch.float32), how.pop("muon", True)
     schedule, results = Schedule(steps=7, peak=1e-2, warmup=2, decay=3), []
-    for name, ends in (("whole", [None]), ("parts", [*stops, None])):
+    for name, ends in (("whole", [None]), ("parts", [1, 4, 5, None])):
         for end in ends:
             network = fresh(dtype)
-            optimizer, loss_of = Optimizer(network, muon), killed_in(loss_for(network), end)
-            more = dict(
-                how,
-                optimizer=optimizer,
-                save_every=2,
-                watch=lambda o=optimizer: {"norm": float(o.live[3].detach().sum())},
-            )
-            try:
-                leg = train(network, by_step(batches), loss_of, schedule, tmp_path / name, **more)
-            except Killed:
-                continue
+            optimizer = Optimizer(network, muon)
+            how |= {"optimizer": optimizer, "watch": lambda o=optimizer: {"norm": float(o.live[3].detach().sum())}}
+            with suppress(Killed):
+                loss_of = loss_for(network, end)
+                leg = train(network, by_step(batches), loss_of, schedule, tmp_path / name, save_every=2, **how)
         results.append((network, [{k: v for k, v in row.items() if k != "seconds"} for row in leg["curve"]]))
     (whole, curve), (resumed, again) = results
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters()))
     assert curve == again and [row["step"] for row in curve if "loss" in row] == [2, 4, 6, 7]
-    kept = json.loads((tmp_path / "parts/curve.json").read_text())
-    assert [row["step"] for row in kept] == [2, 4, 6, 7] and not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob("*.partial"))
     assert any(not torch.equal(a, b) for a, b in zip(fresh(dtype).parameters(), whole.parameters()))
 
 
@@ -119,15 +95,9 @@ def test_legs_are_one_training(tmp_path):
         ends.append((network, leg["step"], leg["place"], leg["tokens"]))
     assert ends[0][1:] == ends[1][1:] == (7, 7, 7 * 18)
     assert all(torch.equal(a, b) for a, b in zip(ends[0][0].parameters(), ends[1][0].parameters()))
-    steps = []
-    loss_of = loss_for(network)
-    later = train(
-        network, by_step(batches), lambda batch, step: steps.append(step) or loss_of(batch, step),
-        Schedule(9, 1e-2, 2, 1), tmp_path / "later", begun=leg,
-    )  # fmt: skip
-    assert steps == [7, 8] and later["warm"] == 7 and later["tokens"] == 9 * 18
-    stopped = train(fresh(), by_step(batches), None, Schedule(9, 1e-2), tmp_path / "no time", until=-math.inf)
-    assert stopped["step"] == 0
+    more = {"begun": leg, "save_every": 1}
+    later = train(network, by_step(batches), loss_for(network), Schedule(9, 1e-2, 2, 1), tmp_path / "later", **more)
+    assert [row["step"] for row in later["curve"][-2:]] == [8, 9] and later["warm"] == 7 and later["tokens"] == 9 * 18
 
 
 def test_averaged_weights_and_the_curve_by_hand(tmp_path):
@@ -162,36 +132,30 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path):
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["leg"]["step"] == 2
 
 
-def matrices(network):
-    """(names of Muon's weights, names of AdamW's)."""
-    optimizer = Optimizer(network)
-    names = {id(master): name for master, (name, _) in zip(optimizer.masters, network.named_parameters())}
-    groups = (optimizer.parts[part].param_groups for part in ("muon", "optimizer"))
-    return tuple({names[id(p)] for group in part for p in group["params"]} for part in groups)
-
-
 def test_tables_are_no_matrices(tiny):
     """Embeddings, biases and norms are AdamW's; every matrix between states is Muon's."""
-    muon, rest = matrices(tiny["t5"]())
+    network = tiny["t5"]()
+    optimizer = Optimizer(network)
+    names = {id(master): name for master, (name, _) in zip(optimizer.masters, network.named_parameters())}
+    rest = {names[id(p)] for group in optimizer.parts["optimizer"].param_groups for p in group["params"]}
     tables = {f"{s}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for s in ("encoder", "decoder")}
-    assert {name for name in rest if "norm" not in name} == tables | {"shared.weight"} and len(muon) == 7 + 3 * 11
+    assert {name for name in rest if "norm" not in name} == tables | {"shared.weight"}
+    assert sum(len(group["params"]) for group in optimizer.parts["muon"].param_groups) == 7 + 3 * 11
     assert "muon" not in Optimizer(Translators(3, 8)).parts  # a table of layers' biases is no matrix either
 
 
-def test_some_layers_have_a_weight_at_some_steps():
-    assert turning_weights(4, 6, 1) == [0.25] * 4 and turning_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
+def test_weights_of_layers():
+    assert equal_weights(4) == [0.25] * 4 and equal_weights(4, 6, 2) == [0.0, 0.5, 0.0, 0.5]
+    assert exit_weights(4, range(5)) == [0.1, 0.2, 0.3, 0.4] and exit_weights(4, []) == [0, 0, 0, 1]
 
 
 def test_divergence_is_that_of_the_known_tokens_and_the_rest():
     logits, other = torch.randn(5, 30), torch.randn(5, 30)
     best = other.log_softmax(-1).topk(4)
     got = divergence(logits, best.indices, best.values)
-    p, q = other.double().softmax(-1), logits.double().softmax(-1)
-    for row in range(5):
-        at = best.indices[row]
-        shares = [torch.cat([one[row, at], (1 - one[row, at].sum())[None]]) for one in (p, q)]
-        wanted = (shares[0] * (shares[0] / shares[1]).log()).sum()
-        assert got[row].item() == pytest.approx(wanted.item(), abs=1e-4)
+    known = [one.double().softmax(-1).gather(1, best.indices) for one in (other, logits)]
+    p, q = (torch.cat([one, 1 - one.sum(1, keepdim=True)], dim=1) for one in known)
+    torch.testing.assert_close(got.double(), (p * (p / q).log()).sum(1), atol=1e-4, rtol=0)
     assert divergence(other, best.indices, best.values).abs().max() < 1e-5
 
 
@@ -226,7 +190,7 @@ def test_pocket_llama(part, tiny):
         loss = pocket_llama.target_loss(model, (part, some_texts()))
         assert loss.shown.item() == pytest.approx(target, rel=1e-5)
         assert loss.value.item() == pytest.approx(target + CONTEXT.get(part, 0.0) * others, rel=1e-5)
-        assert (loss.part, loss.tokens) == (part, 4 * max(len(text.ids) for text in some_texts()))
+        assert loss.tokens == 4 * max(len(text.ids) for text in some_texts())
         found.append(torch.autograd.grad(loss.value, list(model.parameters())))
     assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(*found))
 
@@ -274,23 +238,14 @@ def test_joint_optimization(recipe, made, monkeypatch):
     assert got.value.item() == pytest.approx(wanted, rel=1e-4) and got.part == "part" and got.tokens > 0
 
 
-def some_rows(pair=False):
-    rng, rows = random.Random(1), []
-    for i in range(5):
-        size = rng.randint(3, 9)
-        types = [0] * 2 + [1] * (size - 2) if pair else [0] * size
-        rows.append(Row([2, *(rng.randrange(5, 60) for _ in range(size - 1))], types, i % 2))
-    return rows
-
-
-@pytest.mark.parametrize("pair", [False, True])
-def test_classifiers(tiny_bert, pair):
+def test_classifiers(tiny_bert):
     """Each layer's state at position 0; in training the network's own loss, with a dropout that depends on the step."""
     model, other = (minilm.begin(tiny_bert, "sst2", "cpu") for _ in range(2))
     state, begun = model.network.state_dict(), other.network.state_dict()
     assert all(torch.equal(state[name], begun[name]) for name in state) and model.unembed.reads == "first"
     model.network.double()
-    rows, losses = some_rows(pair), [[] for _ in range(3)]
+    rng, losses = random.Random(1), [[] for _ in range(3)]
+    rows = [Row([2, *rng.choices(range(5, 60), k=2 + i)], [0] * 2 + [i % 2] * (1 + i), i % 2) for i in range(5)]
     for row in rows:
         inputs = {"input_ids": torch.tensor([row.ids]), "token_type_ids": torch.tensor([row.types])}
         states = model.network.bert(**inputs, output_hidden_states=True).hidden_states
@@ -298,12 +253,12 @@ def test_classifiers(tiny_bert, pair):
             pooled = torch.tanh(model.network.bert.pooler.dense(states[layer + 1][0, 0]))
             losses[layer].append(-torch.log_softmax(model.network.classifier(pooled), -1)[row.label].item())
     means = [sum(one) / len(one) for one in losses]
-    for weights, wanted in ((uniform_weights(3), sum(means) / 3), (minilm.last_alone(3), means[-1])):
+    for weights, wanted in ((equal_weights(3), sum(means) / 3), (exit_weights(3, []), means[-1])):
         loss, size, *_ = label_loss(model, weights, rows, 0)
         assert loss.item() == pytest.approx(wanted, rel=1e-5)
     assert size == 5 * max(len(row.ids) for row in rows)
     model.network.float().train()
-    here, there = (label_loss(model, minilm.last_alone(3), rows, step).value.item() for step in (4, 5))
+    here, there = (label_loss(model, exit_weights(3, []), rows, step).value.item() for step in (4, 5))
     torch.manual_seed(SEED * 10**6 + 4)
     own = model.network(**minilm.inputs_of(model, rows), labels=torch.tensor([row.label for row in rows])).loss
     assert here == pytest.approx(own.item(), rel=1e-6) != there
