@@ -84,12 +84,16 @@ def is_llama_2(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 class Word(NamedTuple):
-    """A word of a text: characters start..end-1; anchor: its first letter (first digit where there is no letter)."""
+    """A word of a text: characters start..end-1; anchor: its first letter (first digit where there is no letter).
+
+    digits: it has no letter. joined: "contraction" with an apostrophe inside, "hyphenated" or "plain".
+    """
 
     start: int
     end: int
     anchor: int
     digits: bool
+    joined: str
 
 
 class Piece(NamedTuple):
@@ -100,6 +104,7 @@ class Piece(NamedTuple):
     pieces: int = 0
     role: str = "special"
     anchor: int = -1
+    joined: str = "plain"
 
 
 def find_words(text: str) -> list[Word]:
@@ -117,7 +122,10 @@ def find_words(text: str) -> list[Word]:
         if inside:
             places = list(run)
             letters = [i for i in places if category[i] == "L" and text[i] not in JOINERS]
-            found.append(Word(places[0], places[-1] + 1, (letters or places)[0], not letters))
+            signs = {text[i] for i in places}
+            joined = "hyphenated" if signs & {*HYPHENS} else "plain"
+            joined = "contraction" if signs & {*APOSTROPHES} else joined
+            found.append(Word(places[0], places[-1] + 1, (letters or places)[0], not letters, joined))
     return found
 
 
@@ -126,7 +134,7 @@ def words_of(trace: Trace) -> pd.DataFrame:
 
     Columns: sequence, position, group, is_eos as in the trace; word: index of the word in its sequence, or -1; piece:
     0-based index in the word; pieces: tokens that hold a part of the word; role; anchor: offset of the word's first
-    letter in the output, or -1. Roles:
+    letter in the output, or -1; joined: of the word, as in `Word`, "plain" outside words. Roles:
         prefix, suffix   first piece of a word of several, and each of the others; single: a whole word
         digits           inside a word without letters, as in 1,024 (two words)
         mixed            part of a word together with anything else, another word included; `word` is the first it holds
@@ -177,19 +185,8 @@ def _classify(text: str, spans: list[tuple[int, int]], silent: np.ndarray, trunc
             role = "digits"
         else:
             role = "single" if pieces == 1 else "suffix" if piece else "prefix"
-        rows.append(Piece(number, piece, pieces, role, words[number].anchor))
+        rows.append(Piece(number, piece, pieces, role, words[number].anchor, words[number].joined))
     return rows
-
-
-def joined(words: pd.DataFrame, trace: Trace) -> pd.Series:
-    """The form of each token's word: "contraction" with an apostrophe inside, "hyphenated", else "plain"."""
-    forms = {}
-    for sequence, text in zip(trace.sequences["sequence"], trace.sequences["output"]):
-        for number, word in enumerate(find_words(text)):
-            signs = {*text[word.start : word.end]}
-            joined_by = "hyphenated" if signs & {*HYPHENS} else "plain"
-            forms[sequence, number] = "contraction" if signs & {*APOSTROPHES} else joined_by
-    return pd.Series([forms.get(at, "plain") for at in zip(words["sequence"], words["word"])], index=words.index)
 
 
 def load_tagger(name: str = SHIPPED_TAGGER) -> Any:

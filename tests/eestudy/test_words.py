@@ -130,11 +130,11 @@ def test_a_word_takes_the_tag_at_its_first_letter():
 def test_contractions_and_hyphenated_words_are_told_apart():
     trace = make_trace(["I", "'", "m", " gar", "den", "ing", "-", " x"], ["we", "ll", "-", "known", " '", "a"])
     expected = [*["contraction"] * 3, *["plain"] * 6, *["hyphenated"] * 4, *["plain"] * 3]
-    assert w.joined(w.words_of(trace), trace).tolist() == expected
+    assert w.words_of(trace)["joined"].tolist() == expected
     outside = make_trace(["dog", "s'", " wel", "l-", " known"], [" 'a", " b"])  # signs that are in no word
-    assert set(w.joined(w.words_of(outside), outside)) == {"plain"}
+    assert set(w.words_of(outside)["joined"]) == {"plain"}
     both = make_trace(["rock", "-", "n", "'", "roll", " a"])
-    assert w.joined(w.words_of(both), both).tolist() == [*["contraction"] * 5, "plain", "plain"]
+    assert w.words_of(both)["joined"].tolist() == [*["contraction"] * 5, "plain", "plain"]
 
 
 def test_the_shipped_tagger_gives_most_words_the_tag_that_a_person_gave_and_others_are_refused(tmp_path):
