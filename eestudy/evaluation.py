@@ -242,29 +242,24 @@ class Evaluated:
     ) -> Iterator[tuple[float, np.ndarray, np.ndarray, np.ndarray]]:
         """(threshold, and [tokens]: exit layers, emitted tokens, costs) for each threshold, or, if `thresholds` is a
         number, for so many in even steps of mean layers over `rows` (bool [tokens]).
+
+        Of so many, those at which fewer layers run than at a lower one are left out, but for FREE's: its thresholds are
+        its exits, whose layers need not rise.
         """
-        if isinstance(thresholds, (int, np.integer)):
+        if is_number := isinstance(thresholds, (int, np.integer)):
             values = self.sweep.values(rows, int(thresholds))
         elif not (values := list(map(float, thresholds))):
             raise InputError("thresholds must be at least one, or their number")
         positions = 1.0 if self.study.model.adapter.writes else float(self.trace.sequences["prompt_tokens"].mean())
         sizes, emits = sizes_of(self.study.model, positions), self.sweep.tokens.numpy()
+        counted, most = self.trace.statistic_rows(), 0
         for value, found in zip(values, self.sweep.exits(values)):
             layers, costs = found.numpy(), exit_costs(sizes, self.sweep.rule_at(value)) / sizes.full
+            ran = int(layers[counted].sum())
+            if is_number and self.gate != FREE and ran < most:
+                continue
+            most = max(most, ran)
             yield value, layers, emits[np.arange(len(emits)), layers - 1], costs[layers - 1]
-
-    def rising(self, parts: list[pd.DataFrame], thresholds: int | Sequence[float]) -> pd.DataFrame:
-        """The parts of all thresholds; if their number was given, without those with fewer layers than an earlier one.
-
-        All parts of FREE stay: its thresholds are its exits, whose layers need not rise.
-        """
-        layers = np.array([part["layers"].sum() for part in parts])
-        kept = (
-            (layers >= np.maximum.accumulate(layers))
-            | (not isinstance(thresholds, (int, np.integer)))
-            | (self.gate == FREE)
-        )
-        return pd.concat([part for part, rises in zip(parts, kept) if rises])
 
     def curve(self, thresholds: int | Sequence[float]) -> pd.DataFrame:
         """One part of `curves`."""
@@ -282,7 +277,7 @@ class Evaluated:
             each = {"layers": layers, "agreed": agrees}
             sums = {name: np.bincount(group[counted], of[counted], len(groups)) for name, of in each.items()}
             parts.append(groups.assign(threshold=value, **sums, loss=np.bincount(owner, lost, len(groups))))
-        return self.rising(parts, thresholds)
+        return pd.concat(parts)
 
     def tokens_at(self, threshold: float) -> pd.DataFrame:
         """One part of `exits`."""
@@ -303,7 +298,7 @@ class Evaluated:
         for value, layers, emitted, _ in self.at(thresholds, self.calibrates):
             early = dict(zip(SIDES["early"], scorer.of(items, np.split(emitted, starts[1:])).T))
             parts.append(rows.assign(threshold=value, layers=np.add.reduceat(layers * counted, starts), **early))
-        return self.rising(parts, thresholds)
+        return pd.concat(parts)
 
 
 # ---- all of them
