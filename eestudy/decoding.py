@@ -21,7 +21,7 @@ from eelib.tasks.metrics import chrf
 from eelib.tasks.task import Task
 from eestudy.resampling import NOTHING, Interval
 from eestudy.statistics import interval_of
-from eestudy.study import Study, item_stats, with_references
+from eestudy.study import Study, item_stats
 
 WHERE = ["model", "task", "setup", "group", "sequence"]
 TOKENS = [*WHERE, "position", "token_id", "agrees", "agreed_before", "exit_layer", "layers_run"]
@@ -158,13 +158,12 @@ def score_change(task: Task, before: list[str], after: list[str]) -> tuple[str, 
     `before` and `after`: one output for each item; items without a reference are left out. ("", NaN, NaN, NOTHING) for
     a task without references.
     """
-    task, before, after = with_references(task, before, after)
-    stats = [item_stats(task, outputs) for outputs in (before, after)]
+    groups, stats = item_stats(task, before, after)
     if not stats[0]:
         return "", np.nan, np.nan, NOTHING
     name = next(iter(stats[0]))
     (old, score), (new, _) = (found[name] for found in stats)
-    width, sums = old.shape[1], pd.DataFrame(np.hstack([old, new])).assign(group=task.groups)
+    width, sums = old.shape[1], pd.DataFrame(np.hstack([old, new])).assign(group=groups)
     gain = interval_of(sums, lambda t: score(t.to_numpy()[:, width:]) - score(t.to_numpy()[:, :width]))
     old_score, new_score = (float(score(one.sum(axis=0)[None])[0]) for one in (old, new))
     return name, old_score, new_score, gain

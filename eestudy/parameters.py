@@ -1,21 +1,24 @@
-"""The parameters of a notebook, checked before anything is loaded; a bad one is refused in one line."""
+"""The parameters of a notebook, checked before anything is loaded or decoded; a bad one is refused in one line."""
 
 import ast
 import json
+import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import IPython
 from jinja2 import TemplateError
+from transformers import AutoConfig
 
 from eelib.common.errors import InputError, StorageError
 from eelib.common.files import data_folder, model_folder, shipped_versions
-from eelib.models.checkpoint import DTYPES, resolve_device
+from eelib.models.checkpoint import DTYPES, hub_answers, not_loaded, path_of, resolve_device
+from eelib.models.lens_adapters import base_of
 from eelib.models.lora import lora_base
-from eelib.tasks.task import task_names
+from eelib.tasks.task import Task, kind_named, task_names
 
 SAID = (OSError, json.JSONDecodeError, TemplateError)
 KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
@@ -86,8 +89,6 @@ def check_parameters(
     values = {name: namespace[name] for name in declared}
     for name, kind in declared.items():
         value = values[name]
-        if kind not in KINDS:
-            raise ParameterError(f"parameter {name} is declared as {kind}; allowed: {', '.join(KINDS)}")
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
     check_values(values, choices or {}, least or {})
@@ -110,8 +111,7 @@ def trained_from(model: str, shipped: dict[str, str]) -> dict[str, str]:
 def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int]) -> None:
     """Check the parameters that all notebooks share, and a notebook's own `choices` and `least` values."""
     shared = {"dtype": ("auto", *DTYPES), "chat": ("auto", "yes", "no")}
-    allowed = shared | choices
-    for name, options in allowed.items():
+    for name, options in (shared | choices).items():
         if name in values and values[name] not in options:
             raise ParameterError(f"parameter {name} is {values[name]!r}; allowed: {', '.join(map(repr, options))}")
     smallest_of = dict.fromkeys(("limit", "batch_size", "seed", "beside_limit"), 0)
@@ -129,3 +129,85 @@ def check_values(values: dict, choices: dict[str, tuple], least: dict[str, int])
 def in_project(folder: str) -> Path:
     """A folder's path. papermill runs at the project's root, JupyterLab in notebooks/: both mean the same folders."""
     return Path("..", folder) if Path.cwd().name == "notebooks" else Path(folder)
+
+
+# ---- parameters of a study
+
+
+def check_beforehand(parameters: Parameters, tasks: Mapping[str, Task]) -> None:
+    """InputError for wrong parameters that would otherwise be noticed only after everything has been decoded."""
+    if not data_folder("papers").is_dir():
+        raise InputError(f"there is no folder {data_folder('papers')}; EELIB_DATA is {os.environ.get('EELIB_DATA')!r}")
+    folder = in_project(parameters.results_folder)
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise InputError(f"results_folder {str(folder)!r} can't be written: {there} is no folder that allows it")
+    models_beside(parameters)
+    lens = parameters.get("lens")
+    try:
+        is_lens = not lens or base_of(path_of(lens))
+    except InputError as error:
+        raise InputError(f"parameter lens: {error}") from error
+    if not is_lens:
+        raise InputError(f"parameter lens is {lens!r}; allowed is a folder with a tuned lens of {parameters.model!r}")
+    first, wording = next(iter(tasks)), parameters.get("wording", "auto")
+    wanted, most = parameters.get("example_sequence", -1), len(tasks[first])
+    if not -1 <= wanted < most:
+        raise InputError(f"example_sequence {wanted} is not in {first}, the first task; allowed: -1 to {most - 1}")
+    if wording != "auto" and not any(kind_named(task.kind).wordings for task in tasks.values()):
+        raise InputError(f"wording {wording!r} is used by none of {', '.join(tasks)}; allowed: auto")
+
+
+def models_beside(p: Parameters) -> list[tuple[str, str]]:
+    """(model, tasks) of each entry of `beside`, as in "pocket-llama on translation/*; A on B,C"; not the page's own.
+
+    Raises:
+        ParameterError: one line, for an entry of another form, a model or a task that is not there, and two models
+            that would have one name.
+    """
+    found: list[tuple[str, str]] = []
+    for model, tasks in entries(p, "beside"):
+        try:
+            task_names(tasks)
+        except InputError as error:
+            raise ParameterError(f"parameter beside, {model}: {error}") from error
+        check_model("beside", model)
+        name = model_folder(model)
+        if name in [model_folder(other) for other, _ in found]:
+            raise ParameterError(f"parameter beside names {name} twice; give its tasks with commas")
+        if name == model_folder(p.model) and Path(path_of(model)).resolve() != Path(path_of(p.model)).resolve():
+            raise ParameterError(
+                f"parameter beside: {model} has the name of {p.model}; give either folder another name, or leave it out"
+            )
+        found.append((model, tasks))
+    return [(model, tasks) for model, tasks in found if model_folder(model) != model_folder(p.model)]
+
+
+def check_model(parameter: str, name: str) -> None:
+    """ParameterError, one line, for a parameter that names a model which is not found; no model is loaded."""
+    try:
+        path = path_of(name)
+        if not Path(path).exists():  # a hub id
+            AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=not hub_answers())
+    except InputError as error:
+        raise ParameterError(f"parameter {parameter}: {error}") from error
+    except Exception as error:  # transformers raises many kinds; the reader needs one line
+        raise ParameterError(f"parameter {parameter}: model {name!r}: {not_loaded(name, error)}") from error
+
+
+def entries(p: Parameters, parameter: str, such: str = "MODEL on translation/*") -> list[tuple[str, str]]:
+    """(what stands before "on", tasks) of each entry of a parameter, several with semicolons.
+
+    Raises:
+        ParameterError: one line, for an entry of another form than `such`.
+    """
+    found = []
+    for entry in filter(None, (part.strip() for part in p.get(parameter, "").split(";"))):
+        models, _, tasks = (part.strip() for part in entry.rpartition(" on "))
+        if not models or (">" in such) != (">" in models):
+            raise ParameterError(
+                f"parameter {parameter} holds {entry!r}; allowed are entries such as {such!r}, several with "
+                "semicolons, or nothing"
+            )
+        found.append((models, tasks))
+    return found

@@ -20,9 +20,16 @@ from eelib.tasks.task import Task, kind_named, load_task, task_names
 from eelib.tracing.decode import encode
 from eelib.tracing.make import make_free_shards, trace
 from eelib.tracing.trace import Trace
-from eestudy.beforehand import check_beforehand, entries, models_beside
 from eestudy.markup.text import visible
-from eestudy.parameters import ParameterError, Parameters, as_parameter_error, in_project
+from eestudy.parameters import (
+    ParameterError,
+    Parameters,
+    as_parameter_error,
+    check_beforehand,
+    entries,
+    in_project,
+    models_beside,
+)
 from eestudy.resampling import MINIMUM_GROUPS, Interval
 from eestudy.statistics import interval_of
 
@@ -96,8 +103,8 @@ class Study:
 
         Columns: model, task, kind, group, sequence, position (from 0), length (of the output, in tokens), token_id,
         text, truncated; exit layers `first` and `stable` (1..L); `counted`: not an end token, nor a special one of a
-        masked model's text; `repeated`: in an 8-gram that occurs twice in its output; of the task, `sensible` (text
-        that is long enough and repeats little) and `above_baseline` (quality).
+        masked model's text; of the task, `sensible` (text that is long enough and repeats little) and `above_baseline`
+        (quality).
         """
         parts = []
         for name, made in self.traces.items():
@@ -109,7 +116,6 @@ class Study:
                     first=made.exit_layer("first"),
                     stable=made.exit_layer("stable"),
                     counted=made.statistic_rows(),
-                    repeated=repeated_tokens(made),
                 )
             )
         return pd.concat(parts, ignore_index=True)
@@ -166,10 +172,12 @@ class Study:
     @cached_property
     def repetition(self) -> dict[str, float]:
         """By task: the share of tokens in an 8-gram that occurs twice in their output."""
-        return {
-            name: float(repeated_tokens(made)[rows].mean()) if (rows := made.statistic_rows()).any() else 0.0
-            for name, made in self.traces.items()
-        }
+        found = {}
+        for name, made in self.traces.items():
+            outputs = made.tokens.groupby("sequence", sort=False)["token_id"]
+            twice = np.concatenate([repeated(ids.tolist()) for _, ids in outputs])[made.statistic_rows()]
+            found[name] = float(twice.mean()) if len(twice) else 0.0
+        return found
 
     @cached_property
     def above_baseline(self) -> dict[str, bool]:
@@ -329,36 +337,30 @@ def pairs_beside(p: Parameters) -> list[tuple[Study, Study]]:
     return found
 
 
-def repeated_tokens(made: Trace) -> np.ndarray:
-    """bool [tokens]: which tokens of a trace are in an 8-gram that occurs twice in their output."""
-    outputs = made.tokens.groupby("sequence", sort=False)["token_id"]
-    return np.concatenate([repeated(ids.tolist()) for _, ids in outputs])
-
-
 def quality_interval(task: Task, outputs: list[str]) -> dict[str, Interval]:
     """The interval of each score of the outputs (0-100), items resampled by group; of width 0 if all groups are equal.
 
     BLEU of translations, F1 of answers, ROUGE-1, 2 and L of summaries, GLUE's scores of labels; {} without references.
     Items without a reference are left out.
     """
-    (task, outputs), found = with_references(task, outputs), {}
-    for name, (values, score) in item_stats(task, outputs).items():
-        sums = pd.DataFrame(values).assign(group=task.groups)
+    groups, (stats,) = item_stats(task, outputs)
+    found = {}
+    for name, (values, score) in stats.items():
+        sums = pd.DataFrame(values).assign(group=groups)
         one = interval_of(sums, lambda totals: score(totals.to_numpy()))
         same = one.groups > 1 and not one.bounded  # a perfect score, for example
         found[name] = one._replace(low=one.estimate, high=one.estimate) if same else one
     return found
 
 
-def with_references(task: Task, *outputs: list[str]) -> tuple[Any, ...]:
-    """The items of a task that have references, and their outputs in each list."""
+def item_stats(task: Task, *outputs: list[str]) -> tuple[list[str], list[dict[str, ItemStats]]]:
+    """The groups of the items that have references, and the statistics that scores need of each of these.
+
+    `outputs`: lists of one output for each item; each list has its statistics, {} without references.
+    """
     rows = [row for row, known in enumerate(task.references) if known]
-    return task.pick(rows), *([of[row] for row in rows] for of in outputs)
-
-
-def item_stats(task: Task, outputs: list[str]) -> dict[str, ItemStats]:
-    """The statistics that a task's scores need of each item, and the score of their totals; {} without references."""
-    return kind_named(task.kind).item_stats(task, outputs) if outputs and all(task.references) else {}
+    task, of_kind = task.pick(rows), kind_named(task.kind).item_stats
+    return task.groups, [of_kind(task, [texts[row] for row in rows]) if rows else {} for texts in outputs]
 
 
 def prompted(task: Task, model: Model, chat: str, wording: str) -> Task:

@@ -36,7 +36,7 @@ LEVELS = (
     "eelib.tracing",
     "eelib.exits",
     "recipes eestudy.markup eestudy.measured eestudy.parameters eestudy.words",
-    "eestudy.beforehand eestudy.resampling",
+    "eestudy.resampling",
     "eestudy.statistics",
     "eestudy.claims eestudy.exits",
     "eestudy.figures eestudy.study",
