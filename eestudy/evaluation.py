@@ -32,8 +32,8 @@ KEY = ["model", "task", "gate"]
 WHERE = ["model", "task", "gate", "half", "threshold", "group"]
 CURVES = [*WHERE, "tokens", "layers", "agreed", "sequences", "loss"]
 EXITS = [*WHERE, "source", "sequence", "position", "token_id", "exit_layer", "optimal", "agrees", "cost"]
-QUALITY = [*WHERE, "sequence", "metric", "layers", "tokens", *SUMS]
-NAMES = {"model", "task", "gate", "half", "group", "source", "metric"}  # columns that hold text
+QUALITY = [*WHERE, "sequence", "layers", "tokens", *SUMS]
+NAMES = {"model", "task", "gate", "half", "group", "source"}  # columns that hold text
 Studies = Study | Sequence[Study]
 
 
@@ -98,8 +98,8 @@ def quality(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Se
             early exit there; or the thresholds themselves, rising.
 
     Returns:
-        model, task, gate, half, threshold, group, sequence, metric; sums over the tokens that statistics count:
-        layers, tokens; the columns SUMS, from whose sums over outputs of one task `score` makes the score.
+        model, task, gate, half, threshold, group, sequence; sums over the tokens that statistics count: layers,
+        tokens; the columns SUMS, from whose sums over outputs of one task `score` makes the score.
     """
     scored = (one for one in _each(studies, gates) if all(one.study.tasks[one.task].references))
     return _joined((one.quality(thresholds) for one in scored), QUALITY)
@@ -192,15 +192,14 @@ class Scorer:
     def __init__(self, task: Task, model: Model) -> None:
         self.task, self.model = task, model
         self.numbers: dict[tuple[int, bytes], np.ndarray] = {}
-        self.name, self.form = "", 0  # until an output is scored
+        self.form = 0  # index in FORMS; until an output is scored, of a mean
 
     def of(self, items: Sequence[int], outputs: Sequence[np.ndarray]) -> np.ndarray:
         """The numbers [n, WIDTH] of n items, from the token ids of their outputs."""
         keys = [(item, ids.tobytes()) for item, ids in zip(items, outputs)]
         if new := {key: self.text(ids.tolist()) for key, ids in zip(keys, outputs) if key not in self.numbers}:
             task = self.task.pick([item for item, _ in new])
-            found = kind_named(task.kind).item_stats(task, list(new.values()))
-            self.name, (numbers, of_totals) = next(iter(found.items()))
+            numbers, of_totals = next(iter(kind_named(task.kind).item_stats(task, list(new.values())).values()))
             self.form = FORMS.index(of_totals) if of_totals in FORMS else 0
             if not self.form:  # a mean over items
                 numbers = np.column_stack([of_totals(numbers) / 100, np.ones(len(numbers))])
@@ -292,8 +291,8 @@ class Evaluated:
         tokens, counted, scorer = self.trace.tokens, self.trace.statistic_rows(), _scorer(self.study, self.task)
         starts, items = np.flatnonzero(~tokens["sequence"].duplicated()), self.outputs["sequence"].tolist()
         full = scorer.of(items, np.split(tokens["token_id"].to_numpy(np.int64), starts[1:]))
-        about = {"metric": scorer.name, "tokens": np.add.reduceat(counted.astype(int), starts), "outputs": 1}
-        rows = self.outputs.assign(**about, form=scorer.form, **dict(zip(SIDES["full"], full.T)))
+        about = {"tokens": np.add.reduceat(counted.astype(int), starts), "outputs": 1, "form": scorer.form}
+        rows = self.outputs.assign(**about, **dict(zip(SIDES["full"], full.T)))
         parts = []
         for value, layers, emitted, _ in self.at(thresholds, self.calibrates):
             early = dict(zip(SIDES["early"], scorer.of(items, np.split(emitted, starts[1:])).T))

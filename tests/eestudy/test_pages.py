@@ -352,36 +352,33 @@ def test_a_model_of_one_block_is_refused_in_one_line(notebook, planted_tasks, tm
     one_line(ParameterError, "has one block", lambda: run_page(notebook, **values))
 
 
-def test_no_output_in_english(folder_of, tmp_path):
-    write_task(tmp_path / "tiny.en-de.jsonl", sentences(f"Sentence {i}." for i in range(5)))
-    shown = run_page("subwords", **asked(tmp_path, folder_of("gpt2"), str(tmp_path / "tiny.en-de.jsonl")))[1]
-    assert "nothing can be concluded" in texts(shown)
+NOTHING = [(path.stem, kind) for path in sorted(NOTEBOOKS.glob("*.ipynb")) for kind in ("requests", "de-en", "mnli")]
 
 
-@pytest.mark.parametrize("notebook", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
-@pytest.mark.parametrize("family, rows", [("gpt2", 5), ("gpt2 on requests", 5), ("t5", 5), ("bert_labels", 40)])
-def test_a_run_that_shows_nothing_says_so(notebook, family, rows, folder_of, tmp_path):
-    """Five texts on which a random model writes nonsense, with or without references; a classifier that guesses."""
-    family, _, asked_for = family.partition(" on ")
-    texts_of = sentences(f"Sentence {i}." for i in range(rows))
-    if asked_for:
-        texts_of = [{"instruction": f"Say {i}."} for i in range(rows)]
-    if family == "bert_labels":
-        texts_of = [
-            {"premise": f"The dog {i} ran", "hypothesis": "a green dog " * (i % 4 + 1), "label": i % 3}
-            for i in range(rows)
-        ]
-    name = tmp_path / ("tiny.mnli.jsonl" if family == "bert_labels" else f"tiny.{asked_for or 'de-en'}.jsonl")
-    write_task(name, texts_of)
-    same = str(folder_of(family))
+@pytest.mark.parametrize("notebook, kind", [*NOTHING, ("subwords", "en-de")])
+def test_a_run_that_shows_nothing_says_so(notebook, kind, folder_of, tmp_path):
+    """Texts on which random models write nonsense, without references and with them; a classifier that guesses; texts
+    that are not in English, on the page that asks for it. `test_notebooks.py` runs a decoder on tasks with references.
+    """
+    model, file = (
+        str(folder_of({"de-en": "t5", "mnli": "bert_labels"}.get(kind, "gpt2"))),
+        tmp_path / f"tiny.{kind}.jsonl",
+    )
+    rows = sentences(f"Sentence {i}." for i in range(5))
+    if kind == "requests":
+        rows = [{"instruction": f"Say {i}."} for i in range(5)]
+    if kind == "mnli":
+        hypotheses = ["a green dog " * (i % 4 + 1) for i in range(40)]
+        rows = [{"premise": f"The dog {i} ran", "hypothesis": of, "label": i % 3} for i, of in enumerate(hypotheses)]
+    write_task(file, rows)
     more = {
-        "joint_optimization": {"after": same, "others": ""},
+        "joint_optimization": {"after": model, "others": ""},
         "architectures": {"beside": ""},
         "production": {"structured": "", "sequences": 2, "batches": 2},
         "speed": {"timed_gates": ""},
         "gates": {"weighted": ""},
     }
-    space, shown = run_page(notebook, **asked(tmp_path, folder_of(family), str(name)) | more.get(notebook, {}))
+    space, shown = run_page(notebook, **asked(tmp_path, model, str(file)) | more.get(notebook, {}))
     found = result(space)
     assert {row["verdict"] for row in found["claims"]} <= {"not testable here", "not applicable"}
     assert "nothing can be concluded" in found["answer"] and not re.search(r"\bnan\b", texts(shown), re.IGNORECASE)

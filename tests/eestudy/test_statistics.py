@@ -158,10 +158,10 @@ def test_a_loss_keeps_its_scale_and_stays_inside_its_bounds():
     assert interval(outright, "value", "loss")[:3] == pytest.approx(interval(outright, "value", "share")[:3], rel=0.02)
 
 
-def of_groups(random, sizes):
-    """Values that lean on their group, around 0, with so many rows a group; and the labels."""
-    labels = np.repeat(np.arange(len(sizes)), sizes)
-    return random.normal(size=len(sizes))[labels] + random.normal(size=len(labels)), labels
+def few_large_groups(random):
+    """Values that lean on their group, around 0; three groups have 600 of 785 rows. And the labels."""
+    labels = np.repeat(np.arange(40), [200] * 3 + [5] * 37)
+    return random.normal(size=40)[labels] + random.normal(size=len(labels)), labels
 
 
 def uneven_shares(random):
@@ -177,12 +177,7 @@ def small_losses(random):
 
 @pytest.mark.parametrize(
     "draw, kind, mean",
-    [
-        (lambda random: of_groups(random, 1 + random.geometric(1 / 12, size=40)), "mean", 0.0),
-        (lambda random: of_groups(random, [200] * 3 + [5] * 37), "mean", 0.0),
-        (uneven_shares, "share", 0.6),
-        (small_losses, "loss", 0.03),
-    ],
+    [(few_large_groups, "mean", 0.0), (uneven_shares, "share", 0.6), (small_losses, "loss", 0.03)],
 )
 def test_95_percent_of_intervals_cover(draw, kind, mean):
     """Of 40 groups: the interval covers the true mean in 19 of 20 samples, but for the chance of 400 samples."""
@@ -194,28 +189,25 @@ def test_95_percent_of_intervals_cover(draw, kind, mean):
 
 
 @pytest.mark.parametrize("kind", statistics.KINDS)
-@pytest.mark.parametrize("by", [None, "side"])
-def test_one_group_is_not_enough(kind, by):
-    found = interval(framed([1, 0, 1], ["a", "a", "a"], side=[True, False, True]), "value", kind, by=by)
-    assert found.known and not found.bounded and "(one group)" in str(found)
+def test_one_group_is_not_enough(kind):
+    for side, by in (([True, False, True], None), ([True, False, True], "side")):
+        found = interval(framed([1, 0, 1], ["a", "a", "a"], side=side), "value", kind, by=by)
+        assert found.known and not found.bounded and "(one group)" in str(found)
     one_sided = interval(framed([1, 0, 1], ["a", "b", "c"], side=[True, False, False]), "value", kind, by="side")
     assert one_sided.groups == 1 and not one_sided.bounded
 
 
 def test_groups_that_are_all_the_same_and_no_rows_at_all():
-    tenths = framed([0.1] * 30, np.arange(30) % 7)
-    assert interval(tenths, "value", "mean").known and not interval(tenths, "value", "mean").bounded
-    nothing = (
-        interval(tenths[:0], "value", "mean"), interval(tenths[:0], "value", "share"),
-        interval(tenths.assign(side=True), "value", "mean", by="side"), difference(NOTHING, NOTHING),
-        slope(tenths.assign(x=1), "value", "x"), interval_of(tenths[:0], lambda totals: totals.value),
-        largest_gap(tenths.assign(kind="a"), "value", "kind"),
-    )  # fmt: skip
-    assert [one.known for one in nothing] == [False] * 7 and str(NOTHING) == "–"
-    empty = tenths.assign(x=1.0, kind="a", side=True)[:0]
-    assert not slope(empty, "value", "x", "kind").known and not largest_gap(empty, "value", "kind").known
-    assert not statistics.slope_difference(empty, "value", "x", "side").known
-    assert not statistics.rank_variance(empty, "value", "kind", "group").known
+    tenths = framed([0.1] * 30, np.arange(30) % 7, x=1.0, kind="a", side=True)
+    same = interval(tenths, "value", "mean")
+    assert same.known and not same.bounded and "(all alike)" in str(same) and str(NOTHING) == "–"
+    assert not slope(tenths, "value", "x").known and not difference(same, NOTHING).known
+    empty = tenths[:0]
+    nothing = [interval(empty, "value", kind) for kind in statistics.KINDS]
+    nothing += [interval(tenths, "value", "mean", by="side"), interval_of(tenths[["value", "group"]][:0], len)]
+    nothing += [slope(empty, "value", "x", "kind"), statistics.slope_difference(empty, "value", "x", "side")]
+    nothing += [largest_gap(empty, "value", "kind"), statistics.rank_variance(empty, "value", "kind", "group")]
+    assert not any(one.known for one in nothing)
     assert statistics.resplit(empty, "x", ["value"])["estimate"].isna().all()
     one = largest_gap(framed([1.0, 2.0, 4.0], ["a", "b", "c"], kind=[1, 1, 2]), "value", "kind")
     assert one.estimate == 2.5 and not one.bounded  # the second kind has one group
@@ -305,9 +297,8 @@ def test_where_an_interval_lies():
 
 
 def test_an_end_that_is_next_to_nothing_is_written_as_zero_and_another_is_not():
-    assert [str(Interval(*ends, 3)) for ends in ((4, 9e-9, 63), (0.7, -12, -1e-7), (0.3, 7e-5, 3.1))] == [
+    assert [str(Interval(*ends, 3)) for ends in ((4, 9e-9, 63), (0.3, 7e-5, 3.1))] == [
         "4\xa0[0,\xa063]",
-        "0.7\xa0[-12.0,\xa00.0]",
         "0.3\xa0[0.00007,\xa03.1]",
     ]
 
@@ -322,12 +313,7 @@ BAD = [
     (lambda: interval(ROW.assign(value="x"), "value", "mean"), "value must be numbers"),
     (lambda: interval(ROW.assign(group=["a", None]), "value", "mean"), "each row must name its task and its group"),
     (lambda: interval(ROW, "value", "mean", by="value"), "value must be True or False in each row"),
-    (lambda: interval(ROW, "value", "mean", per="layer"), "there is no column layer; there are value, group, side"),
     (lambda: interval_of(ROW[["value", "group"]].replace(0.5, math.inf), len), "the sums have 1 values that are not"),
-    (
-        lambda: statistics.slope_difference(ROW.assign(task="a"), "value", "value", "half"),
-        "there is no column half; there",
-    ),
     (lambda: statistics.resplit(ROW, "value", ["value"], 0.6), "share 0.6 is not allowed; it must be above 0 and at"),
     (lambda: holm([0.5, 1.5]), "p-values must lie between 0 and 1"),
 ]
