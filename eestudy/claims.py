@@ -163,8 +163,6 @@ def judge(
         cannot: why this run can't test the claim, beyond what the interval shows; empty where it can.
     """
     row = claim(claim_id)
-    if interval.low > interval.high:
-        raise InputError(f"not an interval for {claim_id}: {interval}")
     if why := premise or cannot or untestable(row, interval, requirement_met):
         verdict = NOT_APPLICABLE if premise else UNTESTABLE
         return Verdict(row, interval, verdict, why, models, note=earlier_wording(row, earlier))
@@ -302,10 +300,7 @@ def published(table: str) -> pd.DataFrame:
 
 def as_depth(layer: float, base: int | str) -> tuple[float, ...]:
     """A published layer as a number of blocks run: one reading, or both where the paper's base is unknown."""
-    readings = {0: (layer + 1,), 1: (layer,), "unknown": (layer, layer + 1)}
-    if base not in readings:
-        raise InputError(f"a layer base is 0, 1 or 'unknown', not {base!r}")
-    return readings[base]
+    return {0: (layer + 1,), 1: (layer,), "unknown": (layer, layer + 1)}[base]
 
 
 def _read(name: str) -> dict[str, Any]:

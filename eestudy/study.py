@@ -111,7 +111,11 @@ class Study:
             length = made.sequences.set_index("sequence")["length"]
             parts.append(
                 made.tokens.assign(
-                    **self._about(name),
+                    model=self.model.name,
+                    task=name,
+                    kind=self.tasks[name].kind,
+                    sensible=self.sensible[name],
+                    above_baseline=self.above_baseline[name],
                     length=made.tokens["sequence"].map(length),
                     first=made.exit_layer("first"),
                     stable=made.exit_layer("stable"),
@@ -123,15 +127,6 @@ class Study:
     def __getitem__(self, readout: str) -> np.ndarray:
         """A readout of all tasks, in the rows of `tokens`: [tokens, L+1]; column 0 is of the embeddings."""
         return np.concatenate([made[readout] for made in self.traces.values()])
-
-    @cached_property
-    def outputs(self) -> pd.DataFrame:
-        """All outputs, a row each: as `Trace.sequences`, with model, task, kind, sensible and above_baseline."""
-        return pd.concat([t.sequences.assign(**self._about(n)) for n, t in self.traces.items()], ignore_index=True)
-
-    def _about(self, name: str) -> dict[str, Any]:
-        about = {"model": self.model.name, "task": name, "kind": self.tasks[name].kind}
-        return about | {"sensible": self.sensible[name], "above_baseline": self.above_baseline[name]}
 
     @cached_property
     def quality(self) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -58,7 +59,8 @@ def plant(
     `trace` takes; they are read from the model for the planted outputs, and `rewrite` may change them.
     """
     asked = {"max_new_tokens": max_new_tokens, "folder": folder, "progress": False}
-    eelib.trace(model, task, **asked)
+    with mock.patch.object(Model, "eos_ids", set(range(model.vocab_size))):  # an output ends with its first token
+        eelib.trace(model, task, **asked)
     place = place_of(model, task, folder)
     manifest = load_manifest(place)
     for index, rows in enumerate(manifest["plan"]):

@@ -273,8 +273,8 @@ def test_bad_input_is_one_line(model_of, one_line):
 
 
 def test_a_policy_of_a_fitted_gate_is_read_back(decoded, tmp_path):
-    given = {"features": "risk", "weights": [[0.0] * 5] * 2, "epsilon": 0.5, "delta": 0.5}
-    made = calibrate(decoded.model, decoded.tasks, decoded.traces, "fitted", **given)
+    given = {"features": "risk", "weights": [[0.0] * 5] * 2, "steps": [[0.0, 1.0], [0.1, 0.9]]}
+    made = calibrate(decoded.model, decoded.tasks, decoded.traces, "fitted", epsilon=0.5, delta=0.5, **given)
     made.save(tmp_path / "policy.json")
     assert Policy.load(tmp_path / "policy.json") == made
     eelib.generate(decoded.model, PROMPTS, policy=made, max_new_tokens=2)

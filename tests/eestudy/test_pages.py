@@ -342,14 +342,20 @@ def test_the_oracle_gives_the_labels_of_the_trace(folder_of, tmp_path):
     assert len(times) == 36 and not times["other label"].any() and (times["full"] > 0).all()
 
 
-@pytest.mark.parametrize("notebook", ["saturation", "sublayers", "joint_optimization", "production", "gates", "speed"])
-def test_a_model_of_one_block_is_refused_in_one_line(notebook, planted_tasks, tmp_path, one_line):
+REFUSED = dict.fromkeys(("saturation", "sublayers", "joint_optimization", "production", "gates", "speed"), "one block")
+REFUSED["monotonicity"] = "parameter first_exit is 6; allowed are 1 to"
+
+
+@pytest.mark.parametrize("notebook", REFUSED)
+def test_a_model_of_too_few_blocks_is_refused_in_one_line(notebook, planted_tasks, tmp_path, one_line):
     deep_model(tmp_path / "one", 1)
     values = asked(tmp_path, tmp_path / "one", planted_tasks[0]) | {"limit": 2, "max_new_tokens": 2}
     more = {"gates": {"weighted": ""}, "speed": {"timed_gates": ""}}
     more["joint_optimization"] = {"after": values["model"], "others": ""}
+    beside = {"beside_tasks": values["tasks"], "beside_limit": 2, "beside_new_tokens": 2}
+    more["monotonicity"] = {"first_exit": 6, "distilled": values["model"]} | beside
     values |= more.get(notebook, {})
-    one_line(ParameterError, "has one block", lambda: run_page(notebook, **values))
+    one_line(ParameterError, REFUSED[notebook], lambda: run_page(notebook, **values))
 
 
 NOTHING = [(path.stem, kind) for path in sorted(NOTEBOOKS.glob("*.ipynb")) for kind in ("requests", "de-en", "mnli")]

@@ -6,7 +6,7 @@ import families
 import numpy as np
 import pandas as pd
 import pytest
-from pages import result, run_page, texts, verdicts
+from pages import result, run_page, verdicts
 from planted import (
     NOUNS,
     STEPS,
@@ -28,7 +28,6 @@ from eelib.exits.decoding.generate import GenerateOutput
 from eelib.exits.gates.state import TRAINED, save_gate
 from eestudy import measured as kept_results
 from eestudy.claims import judge
-from eestudy.parameters import ParameterError
 from eestudy.statistics import interval_of
 
 LATE, MIDDLE_OF_THREE = (exits([layer], 3)[0] for layer in (3, 2))
@@ -95,31 +94,20 @@ def planted_probabilities(final):
     return of
 
 
-@pytest.fixture
-def objectives(tmp_path):
-    """objectives(name): parameters of a page on the plants of MONOTONICITY: a plain, a weighted, a distilled model."""
-    file = str(tmp_path / "tiny.de-en.jsonl")
-
-    def planted(name):
-        plain, weighted, peak, wanted = MONOTONICITY[name]
-        texts = 200 if wanted.endswith("holds") else 64  # what never happens in 64 texts may happen in 2% of them
-        task = write_task(Path(file), pairs(texts))
-        plants = {"plain": (plain, GROWING), "weighted": (weighted, GROWING), "distilled": (3, peak)}
-        for seed, (role, (layer, final)) in enumerate(plants.items()):
-            model, probabilities = deep_model(tmp_path / role, DEPTH, seed), planted_probabilities(final)
-            plant(model, task, tmp_path / "runs", lambda t: exits(varied(t, layer, 3), DEPTH), STEPS, probabilities)
-        beside = {"beside_tasks": file, "beside_limit": 0, "beside_new_tokens": STEPS, "first_exit": FIRST_EXIT}
-        values = asked(tmp_path, tmp_path / "plain", file) | beside | {"after": str(tmp_path / "weighted")}
-        return values | {role: str(tmp_path / role) for role in plants}
-
-    return planted
-
-
 @pytest.mark.parametrize("name", MONOTONICITY)
-def test_monotonicity(name, objectives):
-    """The claims' verdicts, and by construction only where M-M4 holds; what changes against the same model before."""
-    plain, weighted, _, wanted = MONOTONICITY[name]
-    space = run_page("monotonicity", **objectives(name))[0]
+def test_monotonicity(name, tmp_path):
+    """Verdicts on a plain, a weighted and a distilled model; what changes against the same model before."""
+    plain, weighted, peak, wanted = MONOTONICITY[name]
+    texts = 200 if wanted.endswith("holds") else 64  # what never happens in 64 texts may happen in 2% of them
+    file = str(tmp_path / "tiny.de-en.jsonl")
+    task = write_task(Path(file), pairs(texts))
+    plants = {"plain": (plain, GROWING), "weighted": (weighted, GROWING), "distilled": (3, peak)}
+    for seed, (role, (layer, final)) in enumerate(plants.items()):
+        model, probabilities = deep_model(tmp_path / role, DEPTH, seed), planted_probabilities(final)
+        plant(model, task, tmp_path / "runs", lambda t: exits(varied(t, layer, 3), DEPTH), STEPS, probabilities)
+    given = asked(tmp_path, tmp_path / "plain", file) | {role: str(tmp_path / role) for role in plants}
+    given |= {"beside_tasks": file, "beside_limit": 0, "beside_new_tokens": STEPS, "first_exit": FIRST_EXIT}
+    space = run_page("monotonicity", **given, after=str(tmp_path / "weighted"))[0]
     found = {row["id"]: row for row in result(space)["claims"]}
     assert [row["verdict"] for row in found.values()] == [WORDS.get(word, word) for word in wanted.split()]
     assert [row["models"] for row in found.values()] == ["weighted"] * 3 + ["distilled", "weighted"]
@@ -131,19 +119,6 @@ def test_monotonicity(name, objectives):
     assert (usual["rule_lost"] == (plain > 3)).all() and 0.95 < len(usual) / len(own) < 1
     more = float(weighted <= 4) - float(plain <= 4)  # at two thirds of six layers
     assert space["changes"]["two_thirds"].estimate == pytest.approx(more, abs=0.05)
-
-
-def test_monotonicity_without_models_for_the_claims(objectives, one_line):
-    """The first four need them, and say which; the fifth is judged on the page's own model."""
-    values = objectives("late, and no drop")
-    space, shown = run_page("monotonicity", **values | dict.fromkeys(("after", "plain", "weighted", "distilled"), ""))
-    rows = result(space)["claims"]
-    assert all(
-        row["verdict"] == "not testable here" and "needs a model trained with" in row["reason"] for row in rows[:4]
-    )
-    assert (rows[4]["verdict"], rows[4]["models"]) == ("undecided", "plain") and "has no second model" in texts(shown)
-    values |= {"first_exit": DEPTH}
-    one_line(ParameterError, "first_exit is 6; allowed are 1 to 5", lambda: run_page("monotonicity", **values))
 
 
 def margins(agrees, even, odd):
