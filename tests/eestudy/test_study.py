@@ -291,6 +291,13 @@ def test_a_chat_needs_a_template(parameters, one_line):
     one_line(ParameterError, "no chat template; allowed: auto, no", lambda: Study(parameters(chat="yes")))
 
 
+def test_a_bug_in_a_trace_is_no_parameters_fault(parameters, monkeypatch):
+    monkeypatch.setattr(Task, "hash", property(lambda task: np.arange(2) + np.arange(3)))
+    with pytest.raises(ValueError, match="could not be broadcast") as caught:
+        Study(parameters())
+    assert type(caught.value) is ValueError and caught.value.__cause__ is None
+
+
 def text_study(outputs):
     """A study of one task with these outputs, as token ids, each without an end token."""
     tokens = pd.DataFrame([{"sequence": i, "token_id": token} for i, ids in enumerate(outputs) for token in ids])
