@@ -83,17 +83,16 @@ class Sample(NamedTuple):
 def sampled(
     statistic: Callable[[np.ndarray], np.ndarray],
     count: int,
-    number: int,
+    seed: list[int],
     draws: int,
     scale: float = 0.0,
     width: int = 0,
 ) -> list[Sample]:
     """A sample of each of m statistics, from a function that makes [draws, m] of weights [draws, groups].
 
-    count: of the groups. number: of the task, by which draws differ. scale: the largest of the values.
-    width: numbers that the function holds for each draw.
+    count: of the groups. scale: the largest of the values. width: numbers that the function holds for each draw.
     """
-    random, step = np.random.default_rng([0, number]), max(1, CHUNK // max(count, width))
+    random, step = np.random.default_rng(seed), max(1, CHUNK // max(count, width))
 
     def drawn(start: int, rows: int) -> np.ndarray:
         picked = random.integers(count, size=(rows, count)) + np.arange(rows)[:, None] * count

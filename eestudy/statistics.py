@@ -29,7 +29,6 @@ from eestudy.resampling import (
 )
 
 KINDS = ("share", "loss", "mean")
-DRAWS = 2000  # of groups
 PERMUTATIONS = 40
 RESPLITS = 500
 
@@ -40,7 +39,8 @@ def interval(
     kind: str,
     by: str | None = None,
     per: str | list[str] | None = None,
-    draws: int = DRAWS,
+    seed: int = 0,
+    draws: int = 2000,
 ) -> Any:
     """The mean of a column over the rows of a task, averaged over tasks, each of which counts the same.
 
@@ -54,7 +54,8 @@ def interval(
         by: a column of True and False: the mean where True less the mean where False, paired by group. A task with
             fewer than MINIMUM_GROUPS on a side is left out, unless all have fewer.
         per: one column or several: an interval for each combination of their values, in order of appearance.
-        draws: of groups, how many; a share and a loss need none.
+        seed: of the draws of groups.
+        draws: how many; a share and a loss need none.
 
     Returns:
         An Interval, NOTHING for an empty frame; with `per` a frame of its columns and estimate, low, high, groups.
@@ -65,21 +66,22 @@ def interval(
     if per is not None:
         names = [per] if isinstance(per, str) else list(per)
         parts = _columns(frame, *names).groupby(names, sort=False, dropna=False, observed=True)
-        rows = [(*key, *interval(part, value, kind, by, draws=draws)[:4]) for key, part in parts]
+        rows = [(*key, *interval(part, value, kind, by, None, seed, draws)[:4]) for key, part in parts]
         return pd.DataFrame(rows, columns=[*names, "estimate", "low", "high", "groups"])
-    samples = _means(frame, value, kind, by, draws if kind == "mean" else 0)
+    samples = _means(frame, value, kind, by, seed, draws if kind == "mean" else 0)
     if kind == "mean":
         return average([of_task[-1] for of_task in samples])
     return average_of_bounded(samples, kind)
 
 
-def interval_of(sums: pd.DataFrame, statistic: Callable[[pd.DataFrame], Any], draws: int = DRAWS) -> Any:
+def interval_of(sums: pd.DataFrame, statistic: Callable[[pd.DataFrame], Any], seed: int = 0, draws: int = 2000) -> Any:
     """Any statistic of sums over groups, such as `lambda t: t.agreed / t.tokens`, averaged over tasks.
 
     Args:
         sums: a row for each group; `task` (without it there is one task) and `group` are its index or columns.
         statistic: makes [draws], or [draws, m], of a frame of totals that has a row for each draw.
-        draws: of groups, how many.
+        seed: of the draws of groups.
+        draws: how many.
 
     Returns:
         An Interval, or a list of m. Tasks in which a statistic is not finite are left out of its average.
@@ -98,20 +100,20 @@ def interval_of(sums: pd.DataFrame, statistic: Callable[[pd.DataFrame], Any], dr
         shape, found = of(np.zeros((1, numbers.shape[1]))).shape, []
     for number, (rows, codes, count) in enumerate(_tasks(sums.index.to_frame(index=False))):
         grouped = pd.DataFrame(numbers[rows]).groupby(codes).sum().to_numpy()
-        found.append(sampled(lambda weights: of(weights @ grouped), count, number, draws))
+        found.append(sampled(lambda weights: of(weights @ grouped), count, [seed, number], draws))
     every = [average([of_task[at] for of_task in found]) for at in range(math.prod(shape))]
     return every if len(shape) > 1 else every[0]
 
 
-def slope(frame: pd.DataFrame, y: str, x: str, within: str | None = None) -> Interval:
+def slope(frame: pd.DataFrame, y: str, x: str, within: str | None = None, seed: int = 0) -> Interval:
     """The least-squares slope of `y` on `x`, averaged over tasks.
 
     `within`: a column, "sequence" for example; the means over rows with one value of it are subtracted first.
     """
-    return interval_of(_products(frame, y, x, within), _slope_of)
+    return interval_of(_products(frame, y, x, within), _slope_of, seed)
 
 
-def slope_difference(frame: pd.DataFrame, y: str, x: str, by: str) -> Interval:
+def slope_difference(frame: pd.DataFrame, y: str, x: str, by: str, seed: int = 0) -> Interval:
     """The slope among the rows where `by` is True less that among the others, paired by group.
 
     A task with fewer than MINIMUM_GROUPS on a side is left out of the average, unless all have fewer.
@@ -125,11 +127,11 @@ def slope_difference(frame: pd.DataFrame, y: str, x: str, by: str) -> Interval:
                 break
     products = _products(frame, y, x)
     both = pd.concat([products.mul(side, axis=0) for side in _sides(frame, by)], axis=1, keys=["true", "false"])
-    found = interval_of(both, lambda totals: _slope_of(totals["true"]) - _slope_of(totals["false"]))
+    found = interval_of(both, lambda totals: _slope_of(totals["true"]) - _slope_of(totals["false"]), seed)
     return found._replace(groups=int(min([found.groups, *frame.groupby([*keys, by])["group"].nunique()])))
 
 
-def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0.4) -> pd.DataFrame:
+def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0.4, seed: int = 0) -> pd.DataFrame:
     """Means of the units with the highest `score` less those with the lowest, averaged over tasks.
 
     Args:
@@ -137,6 +139,7 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
         score: the column that orders the units of a task; ties fall at random.
         values: the columns whose means are compared; one of True and False is a share.
         share: of the units on each side. Each draw of groups is split again; the unit at the cut counts in part.
+        seed: of the draws of groups.
 
     Returns:
         A frame with a row for each of `values`: name, estimate, low, high, groups (of the side that has fewer), tasks.
@@ -146,7 +149,7 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
     scores, columns = _numbers(units, score), np.stack([_numbers(units, name) for name in values], axis=1)
     found: dict[str, list[list[Sample]]] = {name: [] for name in values}
     for number, (rows, codes, count) in enumerate(_tasks(units)):
-        ties = np.random.default_rng([0, number]).permutation(len(rows))
+        ties = np.random.default_rng([seed, number]).permutation(len(rows))
         order = np.lexsort((ties, -scores[rows]))
         codes, ordered, on_side = codes[order], columns[rows][order], max(int(share * len(rows) + 1e-9), 1)
 
@@ -159,7 +162,7 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
 
         groups = min(len(set(side)) for side in (codes[:on_side], codes[-on_side:]))
         easy, difficult = ordered[:on_side].mean(axis=0), ordered[-on_side:].mean(axis=0)
-        samples = sampled(ends, count, number, RESPLITS, width=len(rows))
+        samples = sampled(ends, count, [seed, number], RESPLITS, width=len(rows))
         for at, name in enumerate(values):
             of_task = zip((easy[at], difficult[at], easy[at] - difficult[at]), samples[at :: len(values)])
             found[name].append([one._replace(estimate=float(e), groups=groups, rows=on_side) for e, one in of_task])
@@ -171,7 +174,7 @@ def resplit(units: pd.DataFrame, score: str, values: list[str], share: float = 0
     return pd.DataFrame(made, columns=["name", *Interval._fields])
 
 
-def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str) -> Interval:
+def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str, seed: int = 0) -> Interval:
     """Kruskal-Wallis' epsilon squared of `value` by `classes`, less its mean where classes are permuted.
 
     Classes are permuted inside each value of the column `within`. Intervals are the jackknife's: near 0, where only
@@ -184,7 +187,7 @@ def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str) ->
             raise InputError(f"each row must have its {classes} and its {within}")
         levels, level = np.unique(numbers[rows], return_inverse=True)
         permuted = np.tile(kind, (1 + PERMUTATIONS, 1))
-        drawn = np.argsort(block + np.random.default_rng([0, number]).random((PERMUTATIONS, len(rows))), axis=1)
+        drawn = np.argsort(block + np.random.default_rng([seed, number]).random((PERMUTATIONS, len(rows))), axis=1)
         permuted[1:, np.argsort(block, kind="stable")] = kind[drawn]
         shape = (1 + PERMUTATIONS, kind.max() + 1, len(levels))
         cells = (np.arange(shape[0])[:, None] * shape[1] + permuted) * shape[2] + level
@@ -195,11 +198,11 @@ def rank_variance(frame: pd.DataFrame, value: str, classes: str, within: str) ->
             explained = _epsilon_squared((weights @ counts).reshape(-1, *shape))
             return explained[:, 0] - explained[:, 1:].mean(axis=1)
 
-        found += sampled(above_chance, count, number, 0, width=counts.shape[1])
+        found += sampled(above_chance, count, [seed, number], 0, width=counts.shape[1])
     return average(found)
 
 
-def largest_gap(frame: pd.DataFrame, value: str, of: str) -> Interval:
+def largest_gap(frame: pd.DataFrame, value: str, of: str, seed: int = 0) -> Interval:
     """The largest less the smallest mean among the values of the column `of`, each the average of its tasks.
 
     The upper limit is the highest of all pairs' upper limits; the lower limit is the highest of their lower limits,
@@ -208,7 +211,7 @@ def largest_gap(frame: pd.DataFrame, value: str, of: str) -> Interval:
     parts = [part for _, part in _columns(frame, of).groupby(of, sort=False, observed=True)]
     if len(parts) < 2:
         return NOTHING
-    samples = [[of_task[-1] for of_task in _means(part, value, "mean", None, DRAWS)] for part in parts]
+    samples = [[of_task[-1] for of_task in _means(part, value, "mean", None, seed, 2000)] for part in parts]
 
     def gaps(level: float) -> list[Interval]:
         means = [average(of_part, level) for of_part in samples]
@@ -288,7 +291,7 @@ def _tasks(frame: pd.DataFrame) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         yield rows, codes, len(labels)
 
 
-def _means(frame: pd.DataFrame, value: str, kind: str, by: str | None, draws: int) -> list[list[Sample]]:
+def _means(frame: pd.DataFrame, value: str, kind: str, by: str | None, seed: int, draws: int) -> list[list[Sample]]:
     """Samples for each task with rows on all sides: of its mean, or of the means of both sides and their difference."""
     if kind not in KINDS:
         raise InputError(f"kind {kind!r} is not allowed; it must be one of {', '.join(KINDS)}")
@@ -307,7 +310,7 @@ def _means(frame: pd.DataFrame, value: str, kind: str, by: str | None, draws: in
         moves = [mask * (values - values[mask].mean()) / mask.sum() for mask in masks]  # of each row, the mean
         moves += [moves[0] - moves[-1]] * (len(masks) - 1)
         there = [*masks, masks[0] | masks[-1]][: len(moves)]
-        samples = sampled(means, count, number, draws, abs(values).max())
+        samples = sampled(means, count, [seed, number], draws, abs(values).max())
         for sample, move, mask in zip(samples, moves, there):
             groups = int((sizes > 0).sum(axis=0).min())
             freedom = min(sample.freedom, freedom_of_sizes(move[mask], codes[mask], count))
