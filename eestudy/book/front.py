@@ -87,9 +87,10 @@ def page_chips(study: StudyFile, results: Written, model: str, notebook: str) ->
 
 
 def heading(notebook: str) -> str:
-    """The title of a notebook: the first line of its first cell."""
-    title = "".join(json.loads(notebook_file(notebook).read_text(encoding="utf-8"))["cells"][0]["source"])
-    return title.splitlines()[0].removeprefix("# ")
+    """The title of a notebook, the first line of its first cell; its name where it has none."""
+    cells = json.loads(notebook_file(notebook).read_text(encoding="utf-8"))["cells"]
+    title = "".join(cells[0]["source"]) if cells else ""
+    return title.splitlines()[0].removeprefix("# ") if title.startswith("# ") else notebook.replace("_", " ")
 
 
 def executed(model: str, notebook: str) -> dict[str, Any]:
