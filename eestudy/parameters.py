@@ -89,6 +89,8 @@ def check_parameters(
     values = {name: namespace[name] for name in declared}
     for name, kind in declared.items():
         value = values[name]
+        if kind not in KINDS:
+            raise ParameterError(f"parameter {name} is declared as {kind}; allowed: {', '.join(KINDS)}")
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ParameterError(f"parameter {name} is {value!r}; it must be of type {kind}")
     check_values(values, choices or {}, least or {})

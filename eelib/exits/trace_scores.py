@@ -53,20 +53,22 @@ class Scores(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a trace as gates see them. `positions`, `final` (the last layer's ids): int64 [tokens]."""
+    """The tokens of a trace as gates see them. `positions`, `final` (the last layer's ids): int64 [tokens].
+
+    They are on `device`, and so is what `output` gives; the readouts, which are many, stay on the CPU.
+    """
 
     def __init__(self, trace: Trace, device: torch.device | str = "cpu"):
-        self.layers = trace.layers
+        self.layers, self.device = trace.layers, device
         self.positions = positions_of(trace).to(device)
         self.final = torch.tensor(trace.final_ids, device=device).long()
         ids = torch.tensor(trace.tokens["token_id"].to_numpy(), device=device).long()
         self.before = ids.roll(1).masked_fill(self.positions == 0, -1)
-        by_layer = {name: np.ascontiguousarray(trace[name].swapaxes(0, 1)) for name in READOUT}
-        self.readouts = {name: torch.from_numpy(values).to(device) for name, values in by_layer.items()}
+        self.readouts = {name: torch.from_numpy(np.ascontiguousarray(trace[name].swapaxes(0, 1))) for name in READOUT}
 
     def output(self, layer: int, rows: Tensor | slice = ALL, exit_before: Tensor | None = None) -> LayerOutput:
         """The output of n tokens `rows` after block `layer`; `exit_before` [n]: exit layers of the tokens before."""
-        readout = {name: values[layer][rows] for name, values in self.readouts.items()}
+        readout = {name: values[layer][rows].to(self.device) for name, values in self.readouts.items()}
         before = torch.zeros_like(self.final[rows]) if exit_before is None else exit_before
         return LayerOutput(layer, self.layers, self.positions[rows], readout, None, None, self.before[rows], before)
 

@@ -38,10 +38,10 @@ unit: str = "token"  # ours
 share: float = 0.5  # ours"""
 
 
-def check(injected):
+def check(injected, declared=DECLARED):
     """check_parameters in a kernel in which these cells ran."""
-    namespace = {"In": ["import eelib", "%matplotlib inline\nx: int = 3", DECLARED, f"# Parameters\n{injected}\n"]}
-    exec(DECLARED + "\n" + injected, namespace)
+    namespace = {"In": ["import eelib", "%matplotlib inline\nx: int = 3", declared, f"# Parameters\n{injected}\n"]}
+    exec(declared + "\n" + injected, namespace)
     with mock.patch("IPython.get_ipython", lambda: SimpleNamespace(user_ns=namespace)):
         return check_parameters({"unit": ("token", "output")}, {"limit": 2}, ("share",))
 
@@ -72,6 +72,12 @@ def test_values():
 )
 def test_bad_parameter(injected, parts, one_line):
     one_line(ParameterError, parts, lambda: check(injected))
+
+
+def test_a_declared_type_that_no_parameter_has(one_line):
+    one_line(
+        ParameterError, "layers is declared as list; allowed: int", lambda: check("", DECLARED + "\nlayers: list = []")
+    )
 
 
 def test_in_a_kernel(capsys):
