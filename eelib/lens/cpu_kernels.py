@@ -47,6 +47,7 @@ def spread_over_cores() -> Iterator[Spread]:
 
 # The product
 
+NARROW = 256  # columns that MKL computes at once; rows of the vocabulary lie far apart, and more take a third longer
 _setting = Lock()  # torch's setting is one for all threads, so one changes it and puts it back at a time
 
 
@@ -79,11 +80,15 @@ def head_product(states: Tensor, head: nn.Linear, out: Tensor, spread: Spread) -
     `spread` divides the columns among the cores.
     """
     weights = head.weight.detach()  # torch.no_grad() does not reach other threads
+    better = onednn_is_better()
+    at_once = len(weights) if better else NARROW
 
     def product(start: int, end: int) -> None:
-        torch.mm(states, weights[start:end].T, out=out[:, start:end])
+        for first in range(start, end, at_once):
+            columns = slice(first, min(end, first + at_once))
+            torch.mm(states, weights[columns].T, out=out[:, columns])
 
-    with onednn_products() if onednn_is_better() else nullcontext():
+    with onednn_products() if better else nullcontext():
         spread(product, len(weights))
 
 
