@@ -216,9 +216,10 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
 def read_sites(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
     """Read each sub-layer of one sequence: "attention/entropy" [tokens, L], "attention/topk_ids" [tokens, L, k], ...
 
-    "row" [tokens] numbers the sequence's tokens from 0.
+    "row" [tokens] numbers the sequence's tokens from 0. The trace itself has the outputs of whole blocks.
     """
     found, final_ids = states_of(model, [prompt], [output], sites=True)[1], torch.tensor(final)
+    found.pop("block")
     readouts = {site: read(model.unembed, values, final_ids) for site, values in found.items()}
     columns = {f"{site}/{name}": made[name].numpy() for site, made in readouts.items() for name in STORED_OF_SITES}
     return {"row": np.arange(len(output)), **columns}

@@ -19,7 +19,7 @@ from eelib.tasks.task import Task
 from eelib.tracing.decode import encode
 from eelib.tracing.store import load_manifest, save_manifest
 
-TRACE_VERSION = 4  # to be raised by a change of the code that changes what a trace holds: it is then made again
+TRACE_VERSION = 5  # to be raised by a change of the code that changes what a trace holds: it is then made again
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
 CHUNK = 2000  # prompts that are encoded together
 

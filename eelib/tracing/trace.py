@@ -162,7 +162,8 @@ def extra_table(made: Trace, kind: str) -> pa.Table:
 
 
 class Sites:
-    """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], with the S sites in the order of `names`.
+    """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], with the S sites in the order of `names`; the
+    last is the block's output, as the trace has it.
 
     `rows` are the row numbers of these tokens in the trace. Another name of a readout is a KeyError.
     """
@@ -171,8 +172,8 @@ class Sites:
 
     def __init__(self, made: Trace):
         self._table, self._trace = extra_table(made, "sites"), made
-        order = ("attention", "after_attention", "cross_attention", "feed_forward", "block")
-        self.names = tuple(n for n in order if f"{n}/topk_ids" in self._table.column_names)
+        order = ("attention", "after_attention", "cross_attention", "feed_forward")
+        self.names = (*(n for n in order if f"{n}/topk_ids" in self._table.column_names), "block")
         self.rows = self._table["row"].to_numpy()
         self.tokens = made.tokens.iloc[self.rows].reset_index(drop=True)
 
@@ -183,8 +184,9 @@ class Sites:
 
     def _stored(self, name: str) -> np.ndarray:
         """A stored readout, [rows, L, S] or [rows, L, S, k]."""
-        trace, columns = self._trace, [self._table[f"{site}/{name}"] for site in self.names]
-        return np.stack([trace._shaped(name, column, trace.layers) for column in columns], axis=2)
+        trace, columns = self._trace, [self._table[f"{site}/{name}"] for site in self.names[:-1]]
+        found = [trace._shaped(name, column, trace.layers) for column in columns]
+        return np.stack([*found, trace[name][self.rows, 1:]], axis=2)
 
 
 def exit_layer(top1: np.ndarray, final: np.ndarray, definition: str) -> np.ndarray:

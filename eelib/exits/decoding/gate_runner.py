@@ -13,7 +13,7 @@ from torch import Tensor
 from eelib.exits.decoding.sequences import DecodedSequence
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
-from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_k
+from eelib.lens.readout import FROM_TOP_K, TOP_K, from_top_k, top_ids, top_k
 from eelib.models.head import Head
 from eelib.models.model import Model
 
@@ -222,23 +222,27 @@ class OracleGate(GateRunner):
 
     def begin(self, sequences: list[DecodedSequence]) -> None:
         super().begin(sequences)
-        self.answers: list[tuple[int, list[int], Tensor]] = []  # layer, top-1 of each sequence, states
+        self.seen: list[tuple[int, Tensor]] = []  # layers, and the states of all sequences there
 
     def decide(self, layer: int, states: Tensor) -> Exits:
-        """Store the layer's top-1; nothing exits yet."""
-        tokens = self.head(self.model.read_through_at(layer, states)).argmax(dim=-1).tolist()
-        self.answers.append((layer, tokens, states.clone()))  # not the whole prompt's, of which these are a part
+        """Store the layer's states; nothing exits yet."""
+        self.seen.append((layer, states.clone()))  # not the whole prompt's, of which these are a part
+        self.head.reads += 1
         return {}
 
     def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:
-        """For each sequence, an exit at the first layer whose top-1 is the last layer's."""
+        """For each sequence, an exit at the first layer whose top-1 is the last layer's; all layers are read at once."""
+        rows = [row for row, own in enumerate(self.sequences) if len(own.tokens) >= self.rule.full_depth_tokens]
+        seen = [(layer, states) for layer, states in self.seen if layer >= self.rule.minimum_layer]
+        if not rows or not seen:
+            return {}
+        read = torch.cat([self.model.read_through_at(layer, states[rows]) for layer, states in seen])
+        top1 = torch.tensor(top_ids(self.model.unembed, read)).view(len(seen), len(rows)).tolist()
         found = {}
-        for row, sequence in enumerate(self.sequences):
-            if len(sequence.tokens) < self.rule.full_depth_tokens:
-                continue
-            for layer, tokens, states in self.answers:
-                if layer >= self.rule.minimum_layer and tokens[row] == answers[sequence]:
-                    reads = self.head.reads + 1
-                    found[sequence] = ExitDecision(layer, tokens[row], NO_EXIT, reads, states[row])
+        for at, row in enumerate(rows):
+            sequence = self.sequences[row]
+            for (layer, states), tokens in zip(seen, top1):
+                if tokens[at] == answers[sequence]:
+                    found[sequence] = ExitDecision(layer, tokens[at], NO_EXIT, self.head.reads + 1, states[row])
                     break
         return found
