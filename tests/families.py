@@ -124,7 +124,6 @@ CLASSIFIERS = {
     ),
 }
 CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
-GENERATING = [name for name, family in FAMILIES.items() if family.kind != "masked"]
 # Decoding is tested on these: grouped heads; a window, two caps and four norms a block; learned positions and biases;
 # a position bias that one block makes for all; sinusoids and cross-attention. `checks.architectures` has them all.
 CORE = ["llama", "gemma2", "gpt2", "t5", "marian"]

@@ -9,16 +9,11 @@ import eelib
 from checks.tiny_texts import PROMPTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-FAMILIES = ["llama", "gpt2", "gptj", "gemma2", "t5", "marian", "bert"]
 WAYS = [
-    dict(exit_layers=(2,), kv_policy="copy"),
     dict(exit_layers=(2,), kv_policy="project"),
     dict(exit_layers=(1, 2), gate="confidence", kv_policy="deferred"),
     dict(exit_layers=(1, 2), gate="confidence", kv_policy="verified", always_draft=True),
-    dict(gate="oracle"),
-    dict(gate="schedule"),
     dict(draft="layer:1", draft_length=3),
-    dict(draft="prompt", draft_length=3),
     dict(draft="auto"),
 ]
 
@@ -29,7 +24,7 @@ def on_gpu(folder_of):
     return lambda name: eelib.load_model(str(folder_of(name)), device="cuda", dtype="float32")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
 def test_a_trace_is_that_of_the_cpu(name, on_gpu, model_of, tmp_path):
     gpu, cpu = traces.make(on_gpu(name), tmp_path / "gpu"), traces.make(model_of(name), tmp_path / "cpu")
     assert gpu.tokens["token_id"].tolist() == cpu.tokens["token_id"].tolist()
@@ -39,7 +34,7 @@ def test_a_trace_is_that_of_the_cpu(name, on_gpu, model_of, tmp_path):
 
 
 @pytest.mark.parametrize("given", WAYS, ids=lambda given: " ".join(map(str, given.values())))
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_decoding_is_that_of_the_cpu(name, given, on_gpu, model_of):
     gpu, cpu = (
         eelib.generate(model, PROMPTS, max_new_tokens=8, batch_size=3, **given)
