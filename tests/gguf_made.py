@@ -18,19 +18,6 @@ TEMPLATE = (
 )
 
 
-def tiny_qwen2() -> hf.Qwen2ForCausalLM:
-    """The network, with weights nowhere at a default; each matrix has rows of 32 or 64 numbers, as Q8_0 needs."""
-    torch.manual_seed(5)
-    tokenizer = tokenizer_for("causal")
-    sizes = WIDE | dict(intermediate_size=64, num_key_value_heads=2, vocab_size=len(tokenizer))
-    config = hf.Qwen2Config(**sizes, eos_token_id=tokenizer.eos_token_id)
-    network = hf.Qwen2ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
-    return network
-
-
 def write(
     path: Path, architecture: str = "qwen2", kind: str = "Q8_0", more: Callable[[gguf.GGUFWriter], None] | None = None
 ) -> hf.Qwen2ForCausalLM:
@@ -38,7 +25,14 @@ def write(
 
     `more`: adds to what is written.
     """
-    network, tokenizer = tiny_qwen2(), tokenizer_for("causal")
+    torch.manual_seed(5)
+    tokenizer = tokenizer_for("causal")
+    # each matrix has rows of 32 or 64 numbers, as Q8_0 needs
+    sizes = WIDE | dict(intermediate_size=64, num_key_value_heads=2, vocab_size=len(tokenizer))
+    network = hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, eos_token_id=tokenizer.eos_token_id))
+    network = network.eval().requires_grad_(False)
+    for parameter in network.parameters():  # nowhere at a default
+        parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
     config, state = network.config, network.state_dict()
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(WINDOW)

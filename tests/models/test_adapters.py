@@ -11,17 +11,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import eelib
-from checks.tiny import build
-from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
-from eelib.models.block_runner import BlockRunner
 from eelib.models.lens_adapters import (
-    DRAFT_FILE,
     TRANSLATORS_FILE,
     DraftBlock,
     Translators,
-    base_of,
-    save,
     save_draft,
     save_translators,
 )
@@ -65,7 +59,6 @@ def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(both, tmp_path):
     plain = greedy_decode(model, ids, 8)
     assert (read.name, read.title) == ("made", f"made, a tuned lens of {model.title}")
     assert read.hash != model.hash and read.layers == model.layers
-    assert greedy_decode(read, ids, 8) == plain
     how = dict(max_new_tokens=8, batch_size=4)
     trace = eelib.trace(read, Task.from_prompts(PROMPTS), folder=tmp_path / "runs", progress=False, **how)
     outputs = trace.tokens.groupby("sequence")["token_id"].agg(list).tolist()
@@ -96,21 +89,6 @@ def test_inner_layers_are_moved_and_the_ends_stay():
     assert found.at(1, states[:, 1].bfloat16()).dtype == torch.bfloat16
 
 
-def test_later_tokens_find_what_the_network_s_own_state_leaves(both, monkeypatch):
-    model, _, read = both
-    found, write = [], BlockRunner.write_kv
-
-    def recorded(self, call, layer, states):
-        found.append(states[:, 0].clone())
-        return write(self, call, layer, states)
-
-    monkeypatch.setattr(BlockRunner, "write_kv", recorded)
-    how = dict(exit_layers=(LAYER,), kv_policy="project", max_new_tokens=3)
-    output = eelib.generate(read, PROMPTS[:1], **how).tokens["token_id"]
-    states, _ = states_of(model, model.encode(PROMPTS[:1]), [output.tolist()])
-    torch.testing.assert_close(found[0], states[1:2, LAYER])  # the token after the prompt's
-
-
 def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, folder_of, tmp_path, one_line):
     model, base = model_of("llama"), str(folder_of("llama"))
 
@@ -119,8 +97,6 @@ def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, fo
 
     save_translators(translators(model), tmp_path / "other", base, "0" * 64)
     refused("other", "other was trained for other weights of", "than these")
-    save_translators(Translators(5, 8), tmp_path / "shape", base, model.hash)
-    refused("shape", "is damaged")
     broken = translators(model)
     broken.bias[0, 0] = float("nan")
     save_translators(broken, tmp_path / "nan", base, model.hash)
@@ -129,43 +105,22 @@ def test_what_is_of_another_model_or_damaged_is_refused_in_one_line(model_of, fo
     refused("nan", "is damaged")
     save_draft(DraftBlock(model, "block", 1, torch.arange(9)), tmp_path / "block", base, {})
     refused("block", "is no model but a trained block", base, "draft='block'")
-    save({}, tmp_path / "block", DRAFT_FILE, {"model": base, "model_hash": model.hash, "kind": "block"})
-    refused("block", "is damaged", "layer")
-    save_translators(translators(model), tmp_path / "loop", str(tmp_path / "loop"), model.hash)
-    refused("loop", "has translators itself")
     wrong = "positions are not rotations"
-    build("causal", "gemma3_text").save_pretrained(tmp_path / "gemma3")  # has rotations for each kind of layer
-    tokenizer_for("causal").save_pretrained(tmp_path / "gemma3")
-    for other in (model_of("gpt2"), eelib.load_model(str(tmp_path / "gemma3"), device="cpu")):
-        one_line(CheckpointError, wrong, lambda: DraftBlock(other, "block", 1, torch.arange(9)))
-    save_translators(translators(model), tmp_path / "right", base, model.hash)
-    assert base_of(tmp_path / "right") == base and not base_of(base) and not base_of("a/hub-id")
-
-
-@pytest.mark.slow
-def test_the_shipped_translators_are_nearer_to_the_last_layer_than_the_bare_head(tmp_path):
-    task, found = eelib.load_task("summarization/bulletins", limit=6), []
-    for name in ("smollm2-135m-instruct", "smollm2-135m-instruct-lens"):
-        made = eelib.trace(eelib.load_model(name), task, 24, folder=tmp_path, progress=False)
-        found.append(made["kl_final"][made.statistic_rows(), 1:-1].mean(axis=0))
-    assert (found[1] < 0.8 * found[0]).all()
+    one_line(CheckpointError, wrong, lambda: DraftBlock(model_of("gpt2"), "block", 1, torch.arange(9)))
 
 
 # LoRA
 
 
-def save_adapters(base, folder, **options):
-    """Random adapters of a tiny decoder."""
-    options = LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, **options)
+@pytest.fixture
+def adapters(folder_of, tmp_path):
+    """Random adapters of the tiny llama: (the folder of their model, their own)."""
+    base, folder = folder_of("llama"), tmp_path / "tuned"
+    options = LoraConfig(r=3, lora_alpha=6, init_lora_weights=False, target_modules="all-linear")
     tuned = get_peft_model(hf.AutoModelForCausalLM.from_pretrained(base), options)
     tuned.peft_config["default"].base_model_name_or_path = str(base)
     tuned.save_pretrained(folder)
-
-
-@pytest.fixture
-def adapters(folder_of, tmp_path):
-    save_adapters(folder_of("llama"), tmp_path / "tuned", target_modules="all-linear")
-    return folder_of("llama"), tmp_path / "tuned"
+    return base, folder
 
 
 @pytest.mark.parametrize("short", [False, True])
@@ -186,16 +141,6 @@ def test_they_load_as_the_model_that_peft_runs(short, adapters, tmp_path):
         torch.testing.assert_close(own, wanted, rtol=0, atol=0 if short else 1e-6)
         apart = max(apart, float((own - plain.network.get_parameter(name)).detach().abs().max()))
     assert apart > 0.01
-    found.tokenizer.chat_template = "{{ messages[0]['content'] }}!"  # as a trainer saves it beside the adapters
-    found.tokenizer.save_pretrained(folder)
-    again = eelib.load_model(str(folder))
-    assert again.tokenizer.chat_template == found.tokenizer.chat_template and again.hash != found.hash
-
-
-def test_a_replaced_weight_that_the_head_shares_is_refused(folder_of, tmp_path, one_line):
-    """PEFT replaces the embeddings alone, and its head has the base's."""
-    save_adapters(folder_of("gemma2"), tmp_path, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
-    one_line(CheckpointError, ("embed_tokens", "shares"), lambda: eelib.load_model(str(tmp_path)))
 
 
 def settings(**changed):
@@ -212,23 +157,14 @@ def weights(change, **said):
     return save
 
 
-def without(part):
-    return lambda tensors: {key: value for key, value in tensors.items() if part not in key}
-
-
 WRONG = [
-    (weights(lambda held: held | {"base_model.model.model.nothing.weight": torch.ones(2)}), "fits no weight"),
-    (weights(without("q_proj.lora_B")), "fits no weight of"),
-    (weights(without("q_proj.lora_A")), "lora_B.weight' fits no weight"),
+    (weights(lambda held: {key: value for key, value in held.items() if "q_proj.lora_B" not in key}), "fits no weight"),
     (weights(lambda held: {key: value * torch.nan for key, value in held.items()}), f"{WEIGHTS} holds values that are"),
     (weights(dict, model_hash="0" * 64), "other weights"),
     (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50]), "damaged"),
     (settings(use_dora=True), "use_dora"),
-    (settings(base_model_name_or_path=None), "does not name"),
     (settings(base_model_name_or_path="no-such-model"), "no-such-model"),
-    (settings(r=True), "r True"),
     (settings(r=8), "fits no weight"),
-    (settings(layer_replication=[[0, 2], [0, 1]]), "layer_replication"),
     (settings(init_lora_weights="olora"), ("'olora'", "changes the base")),
 ]
 

@@ -1,9 +1,6 @@
 """Fused blocks give the states of the blocks that they stand for, as near to float64, whatever was changed since."""
 
 import copy
-import gc
-import weakref
-from itertools import cycle
 
 import numpy as np
 import pytest
@@ -18,8 +15,7 @@ import eelib
 from checks.tiny import randomize
 from checks.tiny_texts import PROMPTS, tokenizer_for
 from eelib.models import block_kernels, fused_blocks, products
-from eelib.models.attention import use_grouped_attention
-from eelib.models.block_runner import one_kind
+from eelib.models.attention import GROUPED, SDPA, use_grouped_attention
 from eelib.models.fused_blocks import FusedBlock, FusedNetwork, use_fused_blocks
 from eelib.models.kv_cache import growing_cache
 
@@ -34,8 +30,6 @@ OTHERS = {
     "scaled residuals": hf.GraniteConfig(**HEADS, residual_multiplier=0.6),
     "angles of half a head": hf.StableLmConfig(**HEADS),
     "another activation": hf.LlamaConfig(**HEADS, hidden_act="gelu"),
-    "small heads": hf.LlamaConfig(**HEADS | {"head_dim": 8}),
-    "another attention": hf.GraniteConfig(**HEADS, attn_implementation="eager"),
 }
 TEXT, STEPS = [[7, 3, 9, 30, 2, 8, 1], [4, 4, 11, 0, 23, 6, 5]], [3, 1, 2, 1]  # tokens, and how many of them a call has
 
@@ -146,16 +140,10 @@ def test_other_blocks_stay_as_they_are(form):
 
 
 CHANGES = {
-    "a weight, in place": lambda block: block.self_attn.k_proj.weight.mul_(2.0),
     "a weight, through .data": lambda block: block.mlp.down_proj.weight.data.add_(1.0),
-    "a norm's data": lambda block: setattr(block.input_layernorm.weight, "data", block.input_layernorm.weight + 1.0),
     "a norm": lambda block: setattr(block.post_attention_layernorm, "weight", nn.Parameter(torch.full((32,), 0.5))),
     "a layer": lambda block: setattr(block.mlp, "up_proj", nn.Linear(32, 48, bias=False).requires_grad_(False)),
-    "a forward": lambda block: vars(block.mlp).update(forward=lambda x: 0.5 * x),
     "a hook": lambda block: block.mlp.act_fn.register_forward_hook(lambda _module, _args, output: 0.5 * output),
-    "a hook before": lambda block: block.self_attn.register_forward_pre_hook(
-        lambda _module, _args, named: ((), {**named, "hidden_states": 0.5 * named["hidden_states"]}), with_kwargs=True
-    ),
 }
 
 
@@ -179,23 +167,12 @@ def test_a_change_is_seen(change, calls):
     assert len(calls) == 1 and (after - before).abs().max() > 1e-3
 
 
-@torch.no_grad()
-def test_many_rows_and_unknown_arguments_are_for_torch(calls):
-    made = fused(network_of(FORMS["llama"]))
-    block, states = made.model.layers[0], torch.randn(fused_blocks.MOST + 1, 1, 32)
-    turns = made.model.rotary_emb(states, torch.zeros(1, 1))
-    calls.clear()
-    block(states, position_embeddings=turns)
-    block(states[:2], position_embeddings=turns, output_attentions=False)
-    with pytest.raises(RuntimeError):
-        block(states[:2, :, :16], position_embeddings=turns)
-    assert not calls
-
-
 def with_fused_blocks_and_without(folder):
-    """A checkpoint's models, which never end an output."""
+    """A checkpoint's models, which never end an output; the second computes as transformers does."""
     models = [eelib.load_model(str(folder), device="cpu", fast_products=own) for own in (True, False)]
     assert all(isinstance(vars(block)["forward"], FusedBlock) for block in models[0].blocks)
+    assert not any("forward" in vars(module) for module in models[1].network.modules())
+    assert [model.network.config._attn_implementation for model in models] == [GROUPED, SDPA]
     for model in models:
         model.network.generation_config.eos_token_id = [model.vocab_size + 1]
     return models
@@ -206,10 +183,10 @@ def models(tmp_path_factory):
     return with_fused_blocks_and_without(save("llama", tmp_path_factory.mktemp("fused") / "llama", head_dim=16))
 
 
-DRAFTS, POLICIES = ["", "prompt", "layer:1", "layer:2", "int8"], ["full", "copy", "project", "deferred", "verified"]
+DRAFTS, POLICIES = ["", "prompt", "layer:1"], ["full", "project", "deferred", "verified"]
 
 
-@pytest.mark.parametrize("setup, size", [*zip(DRAFTS + POLICIES, cycle([3, 5])), ("prompt", 1), ("deferred", 1)])
+@pytest.mark.parametrize("setup, size", [*((setup, 3) for setup in DRAFTS + POLICIES), ("prompt", 1)])
 def test_decoding_stays(setup, size, models, monkeypatch):
     """The same tokens and exit layers as without fused blocks; where nothing happens between blocks, they run in one
     call.
@@ -232,40 +209,33 @@ def test_decoding_stays(setup, size, models, monkeypatch):
 
 
 def test_blocks_with_other_masks_are_told_apart(tmp_path):
-    """A window of 5 tokens at one of three layers, which matters from the sixth token on. A config may hold that of
-    its text network; foreign code need not say what its layers get.
-    """
+    """A window of 5 tokens at one of three layers, which matters from the sixth token on."""
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     form = HEADS | dict(vocab_size=len(tokenizer_for("causal")), max_position_embeddings=64)
     config = hf.Qwen2Config(**form, use_sliding_window=True, sliding_window=5, layer_types=kinds)
-    network, foreign = network_of(config), type("Foreign", (hf.LlamaForCausalLM,), {"__module__": "remote"})
-    with torch.device("meta"):
-        of_text = hf.LlamaForCausalLM(FORMS["llama"])
-        others = [network, foreign(FORMS["llama"]), of_text]
-        assert one_kind(hf.LlamaForCausalLM(FORMS["llama"]))
-    of_text.config = hf.GotOcr2Config(text_config=config.to_dict())
-    assert not any(map(one_kind, others))
-    folder = tmp_path / "qwen2"
-    network.save_pretrained(folder)
-    tokenizer_for("causal").save_pretrained(folder)
+    network_of(config).save_pretrained(tmp_path)
+    tokenizer_for("causal").save_pretrained(tmp_path)
     way = dict(exit_layers=(len(kinds),), kv_policy="full", batch_size=1, max_new_tokens=16)
-    outputs = [eelib.generate(model, PROMPTS, **way) for model in with_fused_blocks_and_without(folder)]
+    outputs = [eelib.generate(model, PROMPTS, **way) for model in with_fused_blocks_and_without(tmp_path)]
     assert by_sequence(outputs[0]) == by_sequence(outputs[1])
 
 
-@pytest.mark.parametrize("kind", [hf.DynamicCache, growing_cache])
 @torch.no_grad()
-def test_other_caches_and_other_rows_are_for_torch(kind, calls):
-    """A cache of transformers, empty or not; and a cache of two rows with a call of one, which torch refuses."""
+def test_other_calls_are_for_torch(calls):
+    """A cache of transformers; many rows; arguments that are not known; states of another size, which torch refuses."""
     network = network_of(FORMS["llama"])
-    made, ids, caches = fused(network), torch.tensor(TEXT), [kind(), kind()]
+    made, ids, caches = fused(network), torch.tensor(TEXT), [hf.DynamicCache(), hf.DynamicCache()]
     calls.clear()
     for part in (ids[:, :3], ids[:, 3:5]):
         found, expected = (each(part, past_key_values=own).logits for each, own in zip((made, network), caches))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert bool(calls) == (kind is growing_cache)
+    block, states = made.model.layers[0], torch.randn(fused_blocks.MOST + 1, 1, 32)
+    turns = made.model.rotary_emb(states, torch.zeros(1, 1))
+    block(states, position_embeddings=turns)
+    block(states[:2], position_embeddings=turns, output_attentions=False)
     with pytest.raises(RuntimeError):
-        made(ids[:1, :1], past_key_values=caches[0])
+        block(states[:2, :, :16], position_embeddings=turns)
+    assert not calls
 
 
 @torch.no_grad()
@@ -278,19 +248,4 @@ def test_training_other_dtypes_and_copies_are_for_torch(calls):
     torch.testing.assert_close(run(made.train()), run(network), rtol=1e-4, atol=1e-4)
     assert not calls and not torch.allclose(run(other), run(made.eval()), atol=1e-3)
     assert len(calls) == len(STEPS) * len(made.model.layers)
-    forward = weakref.ref(vars(made.model.layers[0])["forward"])
     assert made.bfloat16()(torch.tensor(TEXT)).logits.dtype == torch.bfloat16
-    assert forward() is None  # with its float32 weights
-
-
-def test_a_network_is_freed_at_once():
-    """It is in no circle of references, whose memory would be free only some time later."""
-    made = fused(network_of(FORMS["llama"]))
-    run(made)
-    weight = weakref.ref(made.model.layers[0].self_attn.q_proj)
-    gc.disable()
-    try:
-        del made
-        assert weight() is None
-    finally:
-        gc.enable()
