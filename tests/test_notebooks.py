@@ -1,6 +1,7 @@
 """Every notebook through papermill at the smallest size, on tiny models; the book runs them on its own."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import families
@@ -32,29 +33,36 @@ PACKED = ("saturation", "sublayers")  # run on a GGUF file: one needs readouts a
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where the models lie, and traces that notebooks share."""
+def runs(tmp_path_factory):
+    """{notebook: (finished process, model, folder of runs, folder of results)}, two at a time."""
     folder = tmp_path_factory.mktemp("notebooks")
     families.save("gpt2", folder / "gpt2")
     gguf_made.write(folder / "packed.gguf")  # with a chat template
-    return folder
+
+    def run(name):
+        model, values = folder / ("packed.gguf" if name in PACKED else "gpt2"), SMALL | ALONE.get(name, {})
+        values |= {"after": str(model)} if name == "joint_optimization" else {}
+        traces, results = folder / model.stem, folder / "results"
+        folders = {"runs_folder": str(traces), "results_folder": str(results)}
+        process = papermill(ROOT, name, folder / f"{name}.ipynb", model=str(model), **values, **folders)
+        return process, model, traces, results
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(NAMES, pool.map(run, NAMES)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_alone_and_writes_its_results(name, folder):
-    model, values = folder / ("packed.gguf" if name in PACKED else "gpt2"), SMALL | ALONE.get(name, {})
-    values |= {"after": str(model)} if name == "joint_optimization" else {}
-    folders = {"runs_folder": str(folder / model.stem), "results_folder": str(folder / "results")}
-    process = papermill(ROOT, name, folder / f"{name}.ipynb", model=str(model), **values, **folders)
+def test_runs_alone_and_writes_its_results(name, runs):
+    process, model, traces, results = runs[name]
     assert process.returncode == 0, process.stderr[-3000:]
-    written = json.loads((folder / "results" / model.stem / f"{name}.json").read_text())
+    written = json.loads((results / model.stem / f"{name}.json").read_text())
     assert written["model"] == model.stem and written["parameters"]["limit"] == 4
     assert {claim["id"] for claim in written["claims"]} == {claim.id for claim in claims() if claim.notebook == name}
     # Random weights know no task, so nothing is judged: what is concluded of a task that is known, tests/eestudy shows.
     assert not any(written["above_baseline"].values())
     assert all(claim["verdict"] in (UNTESTABLE, NOT_APPLICABLE) and claim["reason"] for claim in written["claims"])
-    manifests = [json.loads(file.read_text()) for file in Path(folders["runs_folder"]).rglob("manifest.json")]
+    manifests = [json.loads(file.read_text()) for file in traces.rglob("manifest.json")]
     assert manifests and {manifest["chat"] for manifest in manifests} == {name in PACKED}
     assert name not in PACKED or {one["title"] for one in manifests} == {"packed, 8-bit (Q8_0), dequantized"}
 

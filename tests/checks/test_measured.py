@@ -104,9 +104,10 @@ def test_a_kept_result_is_of_the_weights_that_the_model_has_today():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["architectures", "arithmetic", "coverage", "given", "statistics"])
+@pytest.mark.parametrize("name", [name for name, kept in CHECKS.items() if "sample" in kept])
 def test_a_part_is_computed_again(name):
-    assert not differing(CHECKS[name]["sample"], importlib.import_module(f"checks.{name}").sample())
+    check = CHECKS[name]["command"].split()[3]
+    assert not differing(CHECKS[name]["sample"], importlib.import_module(f"checks.{check}").sample())
 
 
 def test_the_kept_result_covers_every_architecture():
