@@ -3,24 +3,23 @@
 import random
 from functools import partial
 
-import families
 import planted
 import pytest
 import torch
 import transformers as hf
 
-from checks.tiny_texts import tokenizer_for
+from checks.tiny import randomize
 from eelib.common.files import data_folder
 from eelib.models.model import prepare
-from recipes import minilm, pocket_llama, pocket_t5, texts
+from recipes import pocket_llama, pocket_t5, texts
 
 LINE = "the a small big dog cat ran slept over under green hill house and it was good bad not never"
 THINGS = "dog house river king apple stone ring tree boat door bird cloud"
 WORDS, NOUNS = LINE.split(), THINGS.split()
 
 
-def sentence(rng, least=8, most=16):
-    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(least, most))) + " ."
+def sentence(rng):
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(8, 16))) + " ."
 
 
 @pytest.fixture(scope="session")
@@ -32,23 +31,17 @@ def corpora(tmp_path_factory):
         planted.write(folder / path, rows)
 
     for language in ("de", "fr"):
-        write(
-            f"translation/tatoeba.{language}-en.jsonl.gz",
-            [
-                {language: f"{language} satz {rng.randrange(500)}.", "en": f"Sentence {rng.randrange(700)}."}
-                for _ in range(1500)
-            ],
-        )
+        rows = [
+            {language: f"{language} satz {rng.randrange(500)}.", "en": f"Sentence {rng.randrange(700)}."}
+            for _ in range(1500)
+        ]
+        write(f"translation/tatoeba.{language}-en.jsonl.gz", rows)
     for split, count, word in (("train", 60, "dog"), ("test2016", 6, "cat")):
         rows = [{"en": f"A {word} {i}.", "de": f"Ein Hund {i}.", "fr": f"Un chien {i}."} for i in range(count)]
         write(f"translation/multi30k.{split}.jsonl.gz", rows)
     for name in ("fairytaleqa.train", *texts.SHIFTS):
         rows = [
-            {
-                "context": f"Passage {i} of {name} " + "word " * (i % 16 * 20),
-                "question": q,
-                "answers": [f"Ann {i}", "x"],
-            }
+            {"context": f"Passage {i} of {name} " + "word " * (i % 16 * 20), "question": q, "answers": ["Ann", "x"]}
             for i in range(60)
             for q in ("Who?", "Who else?")
         ]
@@ -58,8 +51,8 @@ def corpora(tmp_path_factory):
     for split in ("train", "test"):
         rows = [
             {
-                "article": f"Today Ann{i} Corp said it lost {i} mln dlrs. The loss of Ann{i} grew." + " It fell." * 20,
-                "highlights": f"ANN{i} <A.N> LOST {i} MLN DLRS IN QTR",
+                "article": f"Ann{i} lost {i} mln dlrs." + " It fell." * 20,
+                "highlights": f"ANN{i} <A.N> LOST {i} MLN",
             }
             for i in range(1, 60)
         ]
@@ -71,14 +64,7 @@ def corpora(tmp_path_factory):
         for i in range(1200)
     ]
     write("text/eltec_english_novels.txt.gz", novels)
-    for split in ("train", "test"):
-        kinds = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"] * 10
-        rows = [{"text": f"What is number {i} ?", "label": i % 6, "label_text": k} for i, k in enumerate(kinds)]
-        write(f"classification/trec.{split}.jsonl.gz", rows)
-    for split in ("train", "validation"):
-        rows = [{"sentence": sentence(rng, 1, 12), "label": i % 3 % 2} for i in range(40)]
-        rows[5]["sentence"] = "dog " * minilm.WINDOW  # no window holds it
-        write(f"glue/sst2.{split}.jsonl.gz", rows)
+    write("classification/trec.train.jsonl.gz", [{"text": f"What is number {i} ?"} for i in range(60)])
     return folder
 
 
@@ -91,26 +77,19 @@ def tokenizer():
 def tiny(tokenizer):
     """The recipes' own builders of networks, for tiny ones."""
     llama = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 3}
-    return {
-        "llama": partial(pocket_llama.build, **llama),
-        "t5": partial(pocket_t5.build, tokenizer, **t5),
-    }
+    t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 4}
+    return {"llama": partial(pocket_llama.build, **llama), "t5": partial(pocket_t5.build, tokenizer, **t5)}
 
 
 @pytest.fixture
 def made(tokenizer, tiny):
-    """made(name): a tiny network of the kind of pocket-llama or pocket-t5, the same every time, as if loaded."""
+    """made(kind): a tiny network of the kind of pocket-llama or pocket-t5, as if loaded, far from where it begins."""
 
-    def build(name):
-        is_llama = name.startswith("pocket-llama")
-        if is_llama:
-            network = families.build("llama").requires_grad_(True)
-            network.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-            network.config.max_position_embeddings = 512  # the made-up texts fit
-        else:
-            network = tiny["t5"](num_decoder_layers=4).float()
-        return prepare(network.eval(), tokenizer, "tiny", "causal" if is_llama else "seq2seq")
+    def build(kind):
+        network = tiny[kind]().float()
+        with torch.no_grad():
+            randomize(network)
+        return prepare(network.eval(), tokenizer, "tiny", {"llama": "causal", "t5": "seq2seq"}[kind])
 
     return build
 
@@ -120,14 +99,3 @@ def few_stories(monkeypatch):
     """The recipes' stories and orders, few of them: all stories take minutes."""
     monkeypatch.setattr(texts, "STORIES", 24)
     monkeypatch.setattr(texts, "ORDERS", 24)
-
-
-@pytest.fixture(scope="session")
-def tiny_bert(tmp_path_factory):
-    """The folder of a tiny encoder without a head."""
-    folder = tmp_path_factory.mktemp("bert")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-    torch.manual_seed(1)
-    hf.BertModel(hf.BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
-    tokenizer_for("masked").save_pretrained(folder)
-    return folder

@@ -1,4 +1,4 @@
-"""Trained gates: what they learn from, losses by hand, what fitting learns and never sees, and the command."""
+"""Trained gates: what they learn from, the loss by hand, what fitting learns and never sees, and the command."""
 
 import families
 import oracle
@@ -12,23 +12,9 @@ from eelib.common.files import data_folder
 from eelib.exits.gates.state import TRAINED, trained_gate
 from recipes import gates
 from recipes.__main__ import main
-from recipes.gates import (
-    Fitting,
-    States,
-    accuracy,
-    batches_of,
-    fit,
-    known_outputs,
-    loss_of,
-    own_outputs,
-    prompts_of,
-    take_states,
-    train_gate,
-)
-from recipes.own_outputs import OwnText, write_texts
+from recipes.gates import Fitting, States, accuracy, batches_of, fit, loss_of, own_outputs, take_states, train_gate
 
 SIZE = 8
-QUICK = Fitting(rate=1e-2, epochs=1)
 
 
 def some_states(tokens=600, layers=5):
@@ -36,11 +22,6 @@ def some_states(tokens=600, layers=5):
     states = torch.randn(tokens, layers, SIZE, generator=torch.Generator().manual_seed(0))
     outputs = torch.arange(tokens) // 10
     return States(states, states[..., 0] > 0.8, torch.arange(tokens) % 10 == 9, outputs)
-
-
-def untrained(name):
-    torch.manual_seed(0)
-    return TRAINED[name].build(SIZE)
 
 
 def test_classes_weigh_the_same():
@@ -53,19 +34,11 @@ def test_classes_weigh_the_same():
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_states_say_is_learned(name):
     """And neither class is favoured, though one is four times as frequent."""
-    network, (training, held) = untrained(name), some_states().split()
+    network, (training, held) = TRAINED[name].build(SIZE), some_states().split()
     before = accuracy(network, held)["balanced"]
     curve = fit(network, training, Fitting(rate=1e-2, epochs=8))
     found = accuracy(network, held)
     assert before < 70 and found["balanced"] > 88 and found["area"] > 95 and curve[-1] < curve[0] / 2
-
-
-def test_end_tokens_are_left_out_of_the_accuracy_only():
-    taken, network = some_states(), untrained("classifier")
-    other = taken._replace(agrees=torch.where(taken.ends[:, None], ~taken.agrees, taken.agrees))
-    assert accuracy(network, taken) == accuracy(network, other)
-    assert accuracy(network, taken)["tokens"] == 540
-    assert fit(untrained("classifier"), taken, QUICK) != fit(untrained("classifier"), other, QUICK)
 
 
 def test_texts_held_out_are_never_trained_on(model_of, tmp_path):
@@ -75,33 +48,23 @@ def test_texts_held_out_are_never_trained_on(model_of, tmp_path):
     wide = taken._replace(states=torch.cat([taken.states] * 4, dim=-1))
     noise = torch.where((wide.output % 5 == 4)[:, None, None], torch.randn(wide.states.shape), wide.states)
     parts = {"one": wide, "other": wide._replace(states=noise)}
-    found = {run: train_gate(model, "classifier", part, QUICK, tmp_path / run, {}) for run, part in parts.items()}
+    how = Fitting(rate=1e-2, epochs=1)
+    found = {run: train_gate(model, "classifier", part, how, tmp_path / run, {}) for run, part in parts.items()}
     gates_of = [trained_gate(model, "classifier", tmp_path / run) for run in found]
     assert gates_of[0] == gates_of[1] and found["one"] != found["other"]
-
-
-def test_labels_that_are_all_alike_are_refused(one_line):
-    taken = some_states()
-    taken = taken._replace(agrees=taken.agrees | True)
-    one_line(ValueError, "a share of 1 agree", lambda: fit(untrained("classifier"), taken, QUICK))
-    one_line(ValueError, "of 0 layers", lambda: fit(untrained("three_states"), some_states(20, 2), QUICK))
 
 
 @pytest.fixture
 def own_texts(tmp_path, monkeypatch):
     """A task file of our own, and short outputs."""
     monkeypatch.setattr(gates, "LONGEST", 6)
-    file = tmp_path / "de-en.jsonl"
     rows = [{"source": f"{word} {i}", "references": ["a"]} for i in range(12) for word in ("Hund", "the dog")]
-    return write(file, rows)
-
-
-def command(folder, texts, out, *more):
-    main(["gates", "--model", str(folder), "--tasks", str(texts), "--out", str(out), *more])
+    return write(tmp_path / "de-en.jsonl", rows)
 
 
 def test_one_command_trains_gates_for_any_model(folder_of, model_of, own_texts, tmp_path, capsys):
-    command(folder_of("t5"), own_texts, tmp_path / "out", "--tokens", "100", "--gates", "classifier,lstm-as-published")
+    given = ["--model", str(folder_of("t5")), "--tasks", str(own_texts), "--out", str(tmp_path / "out")]
+    main(["gates", *given, "--tokens", "100", "--gates", "classifier,lstm-as-published"])
     assert "balanced accuracy" in capsys.readouterr().out
     for name, more in (("classifier", {}), ("lstm", {"as_published": True})):
         gate = trained_gate(model_of("t5"), name, tmp_path / "out", **more)
@@ -115,12 +78,8 @@ def test_one_command_trains_gates_for_any_model(folder_of, model_of, own_texts, 
 @pytest.mark.parametrize(
     "more, part",
     [
-        (["--tasks", "translation/de-en"], "training texts 'translation/de-en' are not known"),
         (["--tasks", "captions"], "need the corpora"),
-        (["--gates", "patience"], "trained gate 'patience' is not known"),
         (["--tokens", "0"], "must be positive"),
-        (["--corpora", "nowhere"], "nowhere is not a folder"),
-        (["--tasks", "text", "--corpora", "{empty}"], "No such file"),
         (["--model", "{bert_labels}"], "writes no tokens"),
         (["--tasks", "{judged}"], "on which gates are judged"),
         (["--outputs", "{empty}"], "has no outputs of a model to training prompts"),
@@ -130,9 +89,9 @@ def test_the_command_refuses_in_one_line(more, part, folder_of, own_texts, tmp_p
     judged = data_folder("texts", "translation", "de-en.jsonl").read_text().splitlines()[:1]  # one row is enough
     (tmp_path / "judged.en-de.jsonl").write_text("\n".join([*own_texts.read_text().splitlines(), *judged]))
     places = {"judged": tmp_path / "judged.en-de.jsonl", "empty": tmp_path, "bert_labels": folder_of("bert_labels")}
-    more = [word.format(**places) for word in more]
+    given = ["--model", str(folder_of("llama")), "--tasks", str(own_texts), "--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit):
-        command(folder_of("llama"), own_texts, tmp_path / "out", *more)
+        main(["gates", *given, *(word.format(**places) for word in more)])
     errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert len(errors) == 1 and part in errors[0]
     assert not (tmp_path / "out").exists()
@@ -143,42 +102,16 @@ def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of,
     """One output at a time, no cache: whether a layer's top-1 is the token that was emitted."""
     monkeypatch.setattr(gates, "LONGEST", 5)
     monkeypatch.setattr(gates, "AT_ONCE", 2)
-    model, network, kind, last = model_of(family), plain_of(family), families.FAMILIES[family], 0
+    model, network, kind = model_of(family), plain_of(family), families.FAMILIES[family]
     prompts = model.encode(families.PROMPTS[:4])
     order = [prompt for batch in batches_of(prompts, 2) for prompt in batch]
     outputs = [oracle.plain_greedy(network, kind, prompt, 5, model.eos_ids) for prompt in order]
     taken = take_states(model, own_outputs(model, prompts), 10**6)
-    assert take_states(model, own_outputs(model, prompts), 1).output.unique().tolist() == [0, 1]  # one batch is enough
-    for number, (prompt, output) in enumerate(zip(order, outputs)):
-        run = oracle.oracle_run(network, kind, prompt, output)
-        mine = (taken.output == number).nonzero()[:, 0]
-        assert len(mine) == len(output)
-        for position, row in enumerate(mine.tolist()):
-            assert bool(taken.ends[row]) == (output[position] in model.eos_ids)
-            for layer in range(1, model.layers):
-                state = run["states"][position, layer]
-                torch.testing.assert_close(taken.states[row, layer - 1], state, rtol=1e-3, atol=1e-3)
-                top = kind.unembed(network, state[None])[0].argmax().item()
-                assert bool(taken.agrees[row, layer - 1]) == (top == output[position])
-        last += len(output)
-    assert last == len(taken.ends) and 0 < taken.agrees.float().mean() < 1
-
-
-def test_known_outputs_are_read_in_a_random_order(tmp_path):
-    texts = [
-        OwnText(number, "story", torch.arange(number, number + 5), 2, torch.zeros(4, 1), torch.zeros(4, 1))
-        for number in range(9)
-    ]
-    write_texts(texts, tmp_path / "training-00000.safetensors")
-    found = [(prompts[0], outputs[0]) for prompts, outputs in known_outputs(tmp_path)]
-    assert sorted(found) == [([n, n + 1], [n + 2, n + 3, n + 4]) for n in range(9)] != found
-
-
-def test_prompts_are_of_all_parts_in_turn(made, corpora, tmp_path):
-    pocket = made("pocket-llama")
-    found = prompts_of(pocket, "captions,reading", corpora, tmp_path, 40)
-    texts = [pocket.tokenizer.decode(ids, skip_special_tokens=True) for ids in found]
-    asks = ["### Question" in text for text in texts]
-    assert 10 <= len(texts) <= 40 and 10 < sum(asks) < 30
-    assert found == prompts_of(pocket, "captions,reading", corpora, tmp_path, 40)
-    assert all(len(ids) <= pocket.context_length - gates.LONGEST for ids in found)
+    assert taken.output.tolist() == [number for number, output in enumerate(outputs) for _ in output]
+    assert taken.ends.tolist() == [token in model.eos_ids for output in outputs for token in output]
+    runs = [oracle.oracle_run(network, kind, prompt, output) for prompt, output in zip(order, outputs)]
+    states = torch.cat([run["states"][:, 1:-1] for run in runs])
+    torch.testing.assert_close(taken.states, states, rtol=1e-3, atol=1e-3)
+    top1 = kind.unembed(network, states.flatten(0, 1)).argmax(-1).view(states.shape[:2])
+    assert taken.agrees.equal(top1 == torch.tensor(sum(outputs, []))[:, None])
+    assert 0 < taken.agrees.float().mean() < 1
