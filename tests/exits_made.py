@@ -1,4 +1,4 @@
-"""What exits are held against: gates asked by hand or by whole runs, rules, a policy, a random trace with scores."""
+"""What exits are held against: scores of whole runs, rules, a policy, a random trace with scores."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from eelib.exits.decoding.gate_runner import read_logits
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.gate import NO_EXIT, Gate, LayerOutput, gate_named
+from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.trace_scores import Scores, score_layers
@@ -35,15 +35,6 @@ def by_sequence(made, column="token_id"):
     return made.tokens.groupby("sequence")[column].agg(list).tolist()
 
 
-class Deepening(Gate):
-    """Each token goes one layer deeper than the one before it."""
-
-    name, needs, default = "deepening", (), 0.0
-
-    def score(self, seen, memory):
-        return 3.0 - seen.positions
-
-
 def whole_scores(model, rule, prompts, outputs, exited):
     """Scores of a rule's gate by whole runs over known outputs; `exited` [tokens]: where each of them exited."""
     states = states_of(model, prompts, outputs)[0]
@@ -56,34 +47,6 @@ def whole_scores(model, rule, prompts, outputs, exited):
         return LayerOutput(layer, model.layers, positions, readout, states[:, layer], model.unembed, *before)
 
     return score_layers(rule, model.layers, model.unembed(states[:, -1]).argmax(-1), output)
-
-
-class ByHand:
-    """One sequence's gate, asked layer by layer about single states."""
-
-    def __init__(self, model, rule):
-        self.model, self.rule, self.exits, self.tokens = model, rule, [], []
-        self.gate_state = rule.gate.start(1)
-
-    def exits_at(self, layer, state):
-        """Whether a state [1, hidden_size] after a block exits, and the top-1 there."""
-        readout = read_logits(self.model.unembed(state))
-        top1 = int(readout["top1"])
-        if layer == self.model.layers:
-            return True, top1
-        if not self.rule.asks(layer, self.model.layers):
-            return False, top1
-        position = torch.tensor([len(self.tokens)])
-        before = [torch.tensor([(start + values)[-1]]) for start, values in (([-1], self.tokens), ([0], self.exits))]
-        output = LayerOutput(layer, self.model.layers, position, readout, state, self.model.unembed, *before)
-        score = self.rule.gate.score(output, self.gate_state).float()
-        return bool(self.rule.exits(layer, score, position)), top1
-
-    def emit(self, layer, token):
-        """The token exited here; the next one begins."""
-        self.exits.append(layer)
-        self.tokens.append(token)
-        self.gate_state = self.rule.gate.start(1)
 
 
 def middle_rule(model, prompts, gate="confidence"):
@@ -120,9 +83,7 @@ class Made(traces.Random):
 
     def scores(self, rule):
         shape = (len(self.tokens), LAYERS)
-        if rule.gate.name == "fixed":
-            values = torch.arange(1.0, LAYERS + 1).repeat(len(self.tokens), 1)
-        elif rule.gate.name == "patience":
+        if rule.gate.name == "patience":
             values = torch.tensor(self.random.integers(4, size=shape)).float()
         else:
             values = torch.tensor(self.random.random(shape).round(2)).float()  # rounded: there are ties
