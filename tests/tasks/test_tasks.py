@@ -1,6 +1,5 @@
 """Tasks: names, limits, hashes, prompts and wordings; rows of files, folders and copies; a bad row is named."""
 
-import os
 from dataclasses import replace
 
 import datasets
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 from planted import write
 
-from eelib.tasks.task import Task, load_task, shipped_tasks, task_names, task_of_rows
+from eelib.tasks.task import Task, load_task, shipped_tasks, task_names
 from eestudy.study import quality_interval
 
 PAIR = {"source": "Der Hund schläft.", "references": ["The dog sleeps.", "The dog is asleep."]}
@@ -35,8 +34,6 @@ XML = """<?xml version='1.0' encoding='utf-8'?>
 """
 OWN = {  # fields and labels, in the order in which GLUE numbers them, of sets of one and of two texts
     "sst2": (("sentence",), ("negative", "positive")),
-    "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
-    "qnli": (("question", "sentence"), ("entailment", "not_entailment")),
     "rte": (("sentence1", "sentence2"), ("entailment", "not_entailment")),
     "mnli": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
 }
@@ -48,7 +45,7 @@ def labelled(name, count=4):
     return [{field: f"{field} {i}." for field in fields} | {"label": i % len(labels), "idx": i} for i in range(count)]
 
 
-REVIEW, MRPC = labelled("sst2")[0], labelled("mrpc")[0]
+REVIEW, RTE = labelled("sst2")[0], labelled("rte")[0]
 
 
 def loaded(path, rows, **options):
@@ -58,16 +55,15 @@ def loaded(path, rows, **options):
 def test_names(one_line):
     own = [f"translation/{pair}" for pair in ("de-en", "en-de", "en-fr", "fr-en")]
     for pattern, names in (
-        ("translation/de-en", own[:1]),
         (" translation/en-de , translation/* ", [own[1], own[0], *own[2:]]),
         ("squad,wmt22/zh-en", ["squad", "wmt22/zh-en"]),
         ("*", shipped_tasks()),
     ):
         assert task_names(pattern) == names
-    for pattern in ("", "translation/xx", "translations/*", "translation/de-en,"):
+    for pattern in ("", "translations/*", "translation/de-en,"):
         part = repr(pattern.split(",")[-1])
         one_line(ValueError, (part, "translation/de-en", "squad", "pattern"), lambda: task_names(pattern))
-    for name in ("translation/xx", 5, "x" * 5000, "a\0b"):  # some of them no file can have
+    for name in ("translation/xx", 5, "x" * 5000):
         one_line(ValueError, "is not known", lambda: load_task(name))
 
 
@@ -85,10 +81,9 @@ def test_a_limit_takes_one_item_of_each_group_before_any_second(one_line):
     few, most = whole.take(7), load_task("question_answering/visits", 61)
     assert few.groups == list(dict.fromkeys(whole.groups))[:7] and few.prompts == whole.prompts[:14:2]
     assert len(set(most.groups[:60])) == 60 and most.prompts[60] == whole.prompts[1] and most.groups[60] == "v01"
-    assert [len(whole.take(limit)) for limit in (None, 0, 1, 10_000)] == [len(whole), len(whole), 1, len(whole)]
-    assert len({task.hash for task in (whole, few, most)}) == 3 and whole.take(None).hash == whole.hash
-    for bad in (-1, "5", True):
-        one_line(ValueError, (f"limit {bad!r}", "0 (all)"), lambda: load_task("question_answering/visits", bad))
+    assert whole.take(0) == whole.take(10_000) == whole and whole.units == whole.groups
+    assert len({task.hash for task in (whole, few, most)}) == 3
+    one_line(ValueError, ("limit -1", "0 (all)"), lambda: load_task("question_answering/visits", -1))
 
 
 def test_prompts_of_shipped_tasks_are_those_of_the_traces_that_are_there():
@@ -113,13 +108,9 @@ def test_free_prompts(one_line):
     assert task.worded("Say {text}.").prompts == ["Say one.", "Say two."]
     one_line(ValueError, ("'short'", "{text}"), lambda: task.worded("short"))
     assert Task.from_prompts(["one"], references=[["a b c d"]]).quality(["a b c d"])["chrF"] == pytest.approx(100)
-    assert Task.from_prompts(["one", "two"], references=(("a",), ("b",))).pick([1]).references == [["b"]]
     for prompts, more, part in (
         (["ok", " "], {}, "prompt 1"),
-        ([], {}, "at least one"),
         ("text", {}, "list"),
-        (["a"], {"name": ""}, "name is empty"),
-        (["a"], {"references": ["x"]}, "must be a list"),
         (["a"], {"references": [["x", 3]]}, "prompt 0 is not a string"),
         (["a", "b"], {"references": [["x"]]}, "references"),
     ):
@@ -133,17 +124,12 @@ BRACES = "{note} {text} {"  # in a text they are no fields
     "row, fields",
     [
         (QUESTION | {"context": BRACES}, {"context": BRACES, "question": "What has Ann?"}),
-        ({"article": BRACES, "highlights": "x"}, {"text": BRACES}),
         (PAIR | {"source": BRACES}, {"source": BRACES, "source_language": "German", "target_language": "English"}),
         ({"instruction": "Name {two} birds."}, {"instruction": "Name {two} birds."}),
-        ({"opening": "One day,"}, {"opening": "One day,"}),
     ],
 )
 def test_wordings(row, fields, tmp_path, one_line):
-    """Every field in its place, once; picked items have theirs; braces around anything else are text.
-
-    Texts of a classification are given as they are.
-    """
+    """Every field in its place, once; picked items have theirs; braces around anything else are text."""
     task = loaded(tmp_path / "a.de-en.jsonl", [row, row | {"id": "2"}])
     assert task.worded("paper") == task
     template = '{"as": [{}]} ' + " | ".join(f"{{{name}}}" for name in fields)
@@ -151,18 +137,13 @@ def test_wordings(row, fields, tmp_path, one_line):
     assert worded.prompts == ['{"as": [{}]} ' + " | ".join(fields.values())]
     assert worded.hash != task.pick([1]).hash and worded.references == task.references[1:]
     allowed = ("paper", *(f"{{{name}}}" for name in fields))
-    for bad in ("shorter", "", f"{{nothing}} {allowed[1]}", None, ["paper"]):
+    for bad in ("shorter", f"{{nothing}} {allowed[1]}", None):
         one_line(ValueError, (repr(bad), *allowed), lambda: task.worded(bad))
-    reviews = loaded(tmp_path / "sst2.jsonl", [REVIEW])
-    one_line(ValueError, "as they are", lambda: reviews.worded("{sentence}"))
-
-
-# Rows
 
 
 @pytest.mark.parametrize("name, fields, labels", [(name, *known) for name, known in OWN.items()])
 def test_rows_of_each_set(name, fields, labels, tmp_path):
-    """GLUE's fields and numbers, and the shipped files' fields and names: the same texts and labels."""
+    """GLUE's fields, and its numbers of labels."""
     rows = labelled(name)
     task = loaded(tmp_path / f"my.{name}.jsonl", rows)
     assert (task.kind, task.labels, task.name) == ("classification", labels, f"my.{name}")
@@ -170,11 +151,6 @@ def test_rows_of_each_set(name, fields, labels, tmp_path):
     assert task.seconds == [row[fields[1]] for row in rows if fields[1:]]
     assert task.references == [[labels[row["label"]]] for row in rows]
     assert task.sources == [" ||| ".join(row[field] for field in fields) for row in rows]
-    plain = ("sentence1", "sentence2") if fields[1:] else ("sentence",)
-    named = [{"label": labels[row["label"]].upper(), "source": "web"} for row in rows]
-    others = [dict(zip(plain, (row[field] for field in fields))) | label for row, label in zip(rows, named)]
-    again = loaded(tmp_path / f"my-{name}.jsonl", others)
-    assert (again.prompts, again.seconds, again.references) == (task.prompts, task.seconds, task.references)
 
 
 def test_what_a_row_has_travels_with_it(tmp_path):
@@ -184,67 +160,47 @@ def test_what_a_row_has_travels_with_it(tmp_path):
     del rows[2]["idx"]
     task = loaded(tmp_path / "rte.jsonl", rows)
     assert task.columns == {"idx": [0, 1, None, 3, 4, 5]}
-    for part, numbers in ((task.take(2), [0, 1]), (task.pick([4, 1]), [4, 1])):
-        assert part.seconds == [task.seconds[i] for i in numbers] and part.columns == {"idx": numbers}
+    part = task.pick([4, 1])
+    assert part.seconds == [task.seconds[4], task.seconds[1]] and part.columns == {"idx": [4, 1]}
     assert task.groups[0] == task.groups[3] and len(set(task.groups)) == 5  # one premise is one group
     assert replace(task, seconds=[*task.seconds[:5], "another"]).hash != task.hash == replace(task, columns={}).hash
 
 
-def test_rows_of_a_passage_are_one_unit_whatever_it_is_called(tmp_path):
-    """Also where its name is the number of one of them; rows without a group are each of its own text's name."""
-    for names in ("1122", [0, 0, 1, 1]):
-        rows = [QUESTION | {"question": f"Who {i}?", "passage": passage} for i, passage in enumerate(names)]
-        assert loaded(tmp_path / f"q{names[0]}.jsonl", rows).units == [str(name) for name in names]
-    assert len(set(loaded(tmp_path / "n.jsonl", [*NEWS, NEWS[0]]).units)) == len(NEWS)
-
-
 def test_local_folders_and_files(tmp_path, one_line):
-    """Hidden copies are not read, and pipes are not waited for; a file that is there plain and packed is refused."""
+    """Hidden copies are not read; a file that is there plain and packed is refused."""
     folder = tmp_path / "my.de-en"
     write(folder / "a.jsonl", [PAIR])
-    write(folder / "deeper/b.jsonl.gz", [PAIR | {"source": "Nein."}])
+    packed = write(folder / "deeper/b.jsonl.gz", [PAIR | {"source": "Nein."}])
     write(folder / ".ipynb_checkpoints/a-checkpoint.jsonl", [PAIR])
-    os.mkfifo(folder / "c.jsonl")
     task = load_task(str(folder))
-    assert task.sources == ["Der Hund schläft.", "Nein."] and task.target_language == "en"
+    assert task.sources == ["Der Hund schläft.", "Nein."] and (task.name, task.target_language) == ("my.de-en", "en")
     write(folder / "deeper/b.jsonl", [PAIR])
     one_line(ValueError, "both b.jsonl and b.jsonl.gz", lambda: load_task(str(folder)))
-    packed = loaded(tmp_path / "news.fr-de.jsonl.gz", [PAIR] * 3, limit=2)
-    assert (packed.name, len(packed), packed.source_language) == ("news.fr-de", 2, "fr")
     cut = tmp_path / "cut.fr-de.jsonl.gz"
-    cut.write_bytes((tmp_path / "news.fr-de.jsonl.gz").read_bytes()[:-20])
+    cut.write_bytes(packed.read_bytes()[:-20])
     one_line(ValueError, "cut.fr-de.jsonl.gz", lambda: load_task(str(cut)))
     (tmp_path / "empty").mkdir()
     one_line(ValueError, "no .jsonl", lambda: load_task(str(tmp_path / "empty")))
-    one_line(ValueError, "U+DCE9", lambda: task_of_rows("caf\udce9", [("row 1", QUESTION)]))  # no UTF-8
 
 
 BAD = {  # name of the file: rows, and what is said of them
     "bad.de-en": [
         ([PAIR, "{broken"], "line 2: not a JSON object"),
-        ([PAIR, "[1]"], "line 2: not a JSON object"),
         ([PAIR, {"source": "Hm."}], "line 2: field references is missing"),
         ([PAIR, PAIR | {"source": " "}], "line 2: field source is empty"),
         ([PAIR, PAIR | {"source": "a\0b"}], "line 2: field source holds a NUL"),
         ([PAIR, PAIR | {"source": "a\ud83d"}], "field source holds half a character (the surrogate U+D83D alone)"),
-        ([PAIR, PAIR | {"source": 7}], "line 2: field source is not a string"),
-        ([PAIR, PAIR | {"references": ["ok", ""]}], "line 2: a text in field references is empty"),
         ([PAIR, PAIR | {"references": "The dog."}], "line 2: field references is not a list"),
-        ([{"translation": {"de": "Ja."}}], "line 1: field translation.en is missing"),
         ([{"verse": "no task has this"}], ("fields verse fit no task", "sentence + label")),
-        ([{"text": "ok"}, {"text": " "}], "line 2: field text is empty"),
-        ([NARRATIVE[0], NARRATIVE[1] | {"answers": ["so"]}], "line 2: field answers.text is missing"),
         ([{"note": "A note.", "record": {"id": "4817"}}], "line 1: field record"),
-        ([NEWS[0], {"article": "A story."}], "line 2: field highlights is missing"),
         ([], "no rows"),
     ],
     "bad": [([PAIR], ("direction", "de"))],
     "sst2": [
         ([REVIEW | {"label": -1}], "label is -1 (GLUE's way to hide it); allowed: negative, positive, or 0 to 1"),
-        *(([REVIEW, REVIEW | {"label": label}], f"line 2: field label is {label!r}") for label in ("good", 2, True)),
+        ([REVIEW, REVIEW | {"label": "good"}], "line 2: field label is 'good'"),
     ],
-    "mrpc": [([{key: MRPC[key] for key in MRPC if key != "sentence2"}], "line 1: field sentence2 is missing")],
-    "carte": [([MRPC], ("'carte'", "must end in cola, mrpc"))],  # it ends in rte, which is no word of its own
+    "carte": [([RTE], ("'carte'", "must end in cola, mrpc"))],  # it ends in rte, which is no word of its own
 }
 
 
@@ -262,13 +218,8 @@ def test_plain_texts(tmp_path, one_line):
     assert task.prompts == task.sources == ["  One day,\nit rained.", "The end. ", "No: \u00e9t\u00e9"]
     assert (task.name, task.kind, task.references) == ("my tales", "texts", [[], [], []])
     assert task.quality(["x"] * 3) == quality_interval(task, ["x"] * 3) == {} and task_names(str(path)) == [str(path)]
-    for content, part in (
-        (b"One.\n\nTwo \xff.", "my tales.txt, line 3: not UTF-8"),
-        (b"One.\n\nTwo\nand\0.", "my tales.txt, line 3: field text holds a NUL"),
-        (b"\n \n", "no rows"),
-    ):
-        path.write_bytes(content)
-        one_line(ValueError, part, lambda: load_task(str(path)))
+    path.write_bytes(b"One.\n\nTwo \xff.")
+    one_line(ValueError, "my tales.txt, line 3: not UTF-8", lambda: load_task(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +228,6 @@ def test_plain_texts(tmp_path, one_line):
         ("squad", "rajpurkar/squad None validation", SQUAD, ("Passage 1 tells.", "Who 2?"), ["Ann", "Ann Lee"]),
         ("narrativeqa", "deepmind/narrativeqa None test", NARRATIVE, ("Story 1.", "Why 2?"), ["because", "so"]),
         ("cnn_dailymail", "abisee/cnn_dailymail 3.0.0 validation", NEWS, ("Long story 2.",), ["Short 2."]),
-        ("glue/sst2", "nyu-mll/glue sst2 validation", labelled("sst2"), ("sentence 2.",), ["negative"]),
         ("glue/mnli", "nyu-mll/glue mnli validation_matched", labelled("mnli"), ("premise 2.",), ["contradiction"]),
     ],
 )
@@ -288,23 +238,14 @@ def test_hub_data(name, dataset, rows, parts, references, monkeypatch):
     task = load_task(name, limit=9)
     assert " ".join(map(str, *asked)) == dataset and len(task) == len(rows) and task.name == name
     assert all(part in task.prompts[2] for part in parts) and task.references[2] == references
-    shared = task.groups[0] == task.groups[1] != task.groups[2]
-    assert shared == (name in ("squad", "narrativeqa"))
+    assert (task.groups[0] == task.groups[1] != task.groups[2]) == (name in ("squad", "narrativeqa"))
 
 
-@pytest.mark.parametrize("config", ["3.0.0", ""])
-def test_local_copies_of_hub_data(config, tmp_path, monkeypatch, one_line):
-    """As on the hub (several configurations, named in the card), or one task's files alone."""
+def test_local_copies_of_hub_data(tmp_path, monkeypatch, one_line):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    source, card = tmp_path / "copy", "---\nconfigs:\n"
-    for folder in (config, "2.0.0") if config else ("",):
-        (source / folder).mkdir(parents=True)
-        frame = pd.DataFrame(NEWS if folder == config else NEWS[:1])
-        frame.to_parquet(source / folder / "validation-00000-of-00001.parquet")
-        data = f'[{{split: validation, path: "{folder}/validation-*"}}]'
-        card += f'- config_name: "{folder}"\n  data_files: {data}\n'
-    if config:
-        (source / "README.md").write_text(f"{card}---\n")
+    source = tmp_path / "copy"
+    source.mkdir()
+    pd.DataFrame(NEWS).to_parquet(source / "validation-00000-of-00001.parquet")
     task = load_task("cnn_dailymail", source=str(source))
     assert task.sources == [row["article"] for row in NEWS]
     parts = ("cnn_dailymail", "could not be loaded", str(tmp_path / "no"))
@@ -313,20 +254,11 @@ def test_local_copies_of_hub_data(config, tmp_path, monkeypatch, one_line):
 
 def test_wmt22_from_a_sacrebleu_folder(tmp_path, one_line):
     """sacreBLEU's own cache layout, in another folder than that which sacreBLEU settled on when it was imported."""
-
-    def load():
-        return load_task("wmt22/de-en", source=str(tmp_path))
-
     file = tmp_path / "wmt22/raw/wmt22-news-systems-1.1/xml/wmttest2022.de-en.all.xml"
     file.parent.mkdir(parents=True)
     file.write_text(XML, encoding="utf-8")
-    for task in (load(), load()):  # unpacked by the first call, read back by the second
-        assert task.sources == ["Guten Morgen.", "Wie geht es?"]
-        assert task.references == [["Good morning."], ["How are you?"]]  # the reference that sacreBLEU scores WMT22 on
-        assert (task.name, task.source_language, task.target_language) == ("wmt22/de-en", "de", "en")
+    task = load_task("wmt22/de-en", source=str(tmp_path))
+    assert task.sources == ["Guten Morgen.", "Wie geht es?"]
+    assert task.references == [["Good morning."], ["How are you?"]]  # the reference that sacreBLEU scores WMT22 on
+    assert (task.name, task.source_language, task.target_language) == ("wmt22/de-en", "de", "en")
     one_line(ValueError, ("wmt22/zh-en", str(tmp_path)), lambda: load_task("wmt22/zh-en", source=str(tmp_path)))
-    (unpacked,) = [path for path in (tmp_path / "wmt22").glob("*") if path.is_file() and "Wie" in path.read_text()]
-    unpacked.write_text("Guten Morgen.\nWie geht es?", encoding="utf-8")  # no end of the last line
-    assert len(load()) == 2
-    unpacked.write_text("Guten Morgen.\n", encoding="utf-8")  # cut
-    one_line(ValueError, ("wmt22/de-en", str(tmp_path)), load)
