@@ -155,13 +155,13 @@ def test_reference_probability(model_of, oracle_of, tmp_path, monkeypatch):
 
 
 def test_states_that_are_not_finite_leave_nothing_and_stop_nobody(folder_of, tmp_path):
-    """Found in the first shard: the layer is named. No folder stays, nor a lock, though the error is kept."""
+    """In the first shard: the layer is named. No folder stays, nor a lock, though a bar is shown and the error kept."""
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
     weights = model.blocks[1].mlp.down_proj.weight.data
     sound = weights.clone()
     weights[0, 0] = np.inf
     with pytest.raises(ValueError, match="^the states of layer 2 of 3 hold values that are not finite.*$") as kept:
-        make(model, tmp_path / "runs")
+        make(model, tmp_path / "runs", progress=True)
     assert kept and not (tmp_path / "runs").exists()
     weights.copy_(sound)
     assert make(model, tmp_path / "runs").manifest["finished"]
