@@ -12,7 +12,6 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import transformers as hf
@@ -82,17 +81,9 @@ def rewrite(model: Model, task: Task, folder: Path, name: str, change: Callable[
     place = place_of(model, task, folder)
     manifest = load_manifest(place)
     table = pq.read_table(place / f"{name}.parquet")
-    columns = {key: wide(table[key]) for key in table.column_names}
+    columns = {key: np.array(table[key].to_pylist()) for key in table.column_names}
     replace_file(place, manifest, name, columns | change(columns))
     save_manifest(place, manifest)
-
-
-def wide(column: pa.ChunkedArray) -> np.ndarray:
-    """A column as an array, a list in each row as its second dimension."""
-    whole = column.combine_chunks()
-    if pa.types.is_fixed_size_list(whole.type):
-        return whole.flatten().to_numpy().reshape(len(whole), -1)
-    return whole.to_numpy(zero_copy_only=False)
 
 
 def replace_file(place: Path, manifest: dict, name: str, columns: Columns) -> None:
@@ -230,10 +221,3 @@ def write_task(path, rows):
 def sentences(references):
     """Rows of a translation with these references."""
     return [{"source": f"Satz {i}.", "references": [text]} for i, text in enumerate(references)]
-
-
-def kept_race(name, weights, ways, sizes):
-    """Kept results of a race of one model: the rows `ways`, for each batch size."""
-    head = {"models": {name: weights}, "date": "2026-01-01", "commit": "abc", "machine": {"cpu": "a processor"}}
-    head["goals"] = [{"met": True}, {"met": False}]
-    return head | {"rows": [{"task": "a/b", "batch": size, "texts": 10} | way for size in sizes for way in ways]}

@@ -1,6 +1,5 @@
 """What gates do on finished traces, and what outputs are worth, against plain loops and whole runs."""
 
-import math
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,21 +15,16 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 import eelib
-from checks.tiny_texts import PROMPTS
-from eelib.common.errors import InputError
 from eelib.exits.exit_rule import ExitRule
-from eelib.exits.gates.gate import gate_named
-from eelib.exits.gates.state import Lstm, StateClassifier, save_gate
-from eelib.exits.policy import Policy, calibrate
 from eelib.exits.trace_scores import Tokens, decide, scores
 from eelib.tasks.metrics import scores_of
 from eelib.tasks.task import kind_named
 from eestudy import evaluation
-from eestudy.decoding import DecodingSetup, decode, nats, without_references
+from eestudy.decoding import nats, without_references
 from eestudy.exits.gates import FEATURES, columns, fit
 from eestudy.exits.gates import halves as halves_of
-from eestudy.exits.sweeps import FreeSweep, sequential_sweep
-from eestudy.gates import halves, pieces_of, rule_of, sweep_of
+from eestudy.exits.sweeps import sequential_sweep
+from eestudy.gates import halves, pieces_of, sweep_of
 from eestudy.parameters import Parameters
 from eestudy.statistics import interval_of
 from eestudy.study import quality_interval
@@ -114,11 +108,6 @@ def test_sums_and_tokens_are_those_of_plain_loops(study, curves, gate):
             assert (tokens["half"] == tokens["group"].map(found["half"])).all()
 
 
-def test_each_group_is_in_one_half_of_all_frames_and_tasks(study, curves):
-    found = pd.concat([curves, evaluation.quality(study, PLAIN, 3)]).groupby("group")["half"].agg(["nunique", "first"])
-    assert (found["nunique"] == 1).all() and set(found["first"]) == {"calibrate", "report"} and len(found) == 12
-
-
 def test_agreement_is_read_off_the_curve_of_each_task(curves):
     part = curves[curves["gate"] == "confidence"]
     sums = part.groupby(["task", "threshold"])[["layers", "agreed", "tokens"]].sum()
@@ -127,9 +116,6 @@ def test_agreement_is_read_off_the_curve_of_each_task(curves):
     (found,) = interval_of(evaluation.wide(part), lambda t: evaluation.agreement_at(t, [3.3]))
     assert found.estimate == pytest.approx(expected) and found.low < expected < found.high
     assert np.isnan(evaluation.agreement_at(evaluation.wide(part).sum().to_frame().T, [0.5])).all()
-    free = {"task": "one", "group": "0", "threshold": [1.0, 2.0, 4.0], "tokens": 10}  # its layers need not rise
-    points = evaluation.wide(pd.DataFrame(free | {"layers": [30, 20, 40], "agreed": [5, 8, 10]}))
-    assert evaluation.agreement_at(points, [2, 2.5, 3]).tolist() == [[0.8, 0.65, 0.5]]
 
 
 def test_scores_are_those_of_the_texts_that_exits_emit(study):
@@ -151,14 +137,6 @@ def test_scores_are_those_of_the_texts_that_exits_emit(study):
     assert len(kept) == 2 * OUTPUTS and (early == full).all()
 
 
-def test_the_score_at_a_fixed_layer_is_that_of_its_texts(study):
-    found = evaluation.quality(study, ("fixed",), [2.0, 4.0])
-    of_task = found[found["task"] == "two"].assign(form=0, full_0=0.8, full_1=1.0, early_1=1.0)  # each text has 0.8
-    sums = evaluation.wide(of_task.assign(early_0=of_task["threshold"] / 10)).sum().to_frame().T
-    shares = evaluation.score_at(sums, [1, 2, 3, 4])[0]
-    assert np.isnan(shares[0]) and shares[1:] == pytest.approx([0.25, 0.375, 0.5])
-
-
 def test_the_halves_do_not_depend_on_what_a_model_wrote(study):
     """Another version of the model whose outputs to one group end at once has the same halves, of the other groups."""
     kept = {name: copy(trace) for name, trace in study.traces.items()}
@@ -174,53 +152,12 @@ def test_a_fitted_gate_is_fitted_to_the_half_to_calibrate_on(study):
     sweep = sweep_of(study, "one", "risk")
     assert torch.equal(sweep.found.score, scores(sweep.rule, trace).score)
     assert sweep.rule.gate == fit("risk", trace, first & trace.statistic_rows(), pieces_of(study))
-    assert set(evaluation.curves(study, FEATURES, np.int64(5))["gate"]) == set(FEATURES)
-    shallow = traces.Random(study.tasks["one"], 0, 1, END)  # whose one layer needs no gate
-    assert fit("risk", shallow, shallow.statistic_rows(), TABLE).weights == ()
 
 
 def test_free_is_named_by_its_exit_and_loses_nothing_at_the_last(study):
     found = evaluation.curves(study, ["free"]).groupby("threshold")[["tokens", "layers", "agreed"]].sum()
     assert list(found.index) == [1, 2, 4, 5] and (found["agreed"].iloc[:3] < found["tokens"].iloc[:3]).all()
     assert tuple(found.loc[5]) == pytest.approx(found.loc[5, "tokens"] * np.array([1, 5, 1]))
-    last = pd.DataFrame([{"task": task, "gate": "free", "threshold": 5.0} for task in study.traces])
-    assert evaluation.exits(study, last)["cost"].to_numpy() == pytest.approx(1)
-
-
-def test_gates_on_states_come_from_their_files_and_one_without_a_file_is_left_out(model_of, tmp_path, capsys):
-    model = model_of("llama")
-    trace = traces.make(model, tmp_path / "runs")
-    torch.manual_seed(0)
-    gate = StateClassifier.of(StateClassifier.build(model.network.config.hidden_size), model.name, model.hash)
-    save_gate(gate, tmp_path / "gates" / model.name, model, {})
-    parameters = Parameters({"max_new_tokens": traces.STEPS, "gates_folder": str(tmp_path / "gates")})
-    study = SimpleStudy(model, {"one": traces.TASK}, {"one": trace}, parameters)
-    found = evaluation.curves(study, ["lstm", "classifier", "state_saturation"], [0.5])
-    assert set(found["gate"]) == {"classifier", "state_saturation"}
-    printed = capsys.readouterr().out
-    assert printed == f"gate lstm of {model.name} is not in gates/{model.name}; it is left out.\n"
-    smaller = Lstm.of(Lstm.build(model.network.config.hidden_size, as_published=True), model.name, model.hash)
-    smaller = replace(smaller, as_published=True)
-    save_gate(smaller, tmp_path / "gates" / model.name, model, {}, as_published=True)
-    fresh = SimpleStudy(model, study.tasks, study.traces, parameters)
-    assert rule_of(fresh, "lstm").gate == smaller  # that of M's code stands in
-    assert scores(ExitRule(gate), trace).score.isfinite().any()  # made and stored on the way
-
-
-def test_what_can_not_be_had_is_one_line(study, capsys):
-    with pytest.raises(InputError, match="gate 'sure' is not known; allowed: confidence, entropy"):
-        evaluation.curves(study, ["sure"])
-    with pytest.raises(InputError, match="thresholds must be at least one"):
-        evaluation.curves(study, ["fixed"], [])
-    with pytest.raises(InputError, match="nothing to decode"):
-        decode(study, "one", [DecodingSetup("full")], [])
-    with pytest.raises(InputError, match="need a column threshold; there are task, gate"):
-        evaluation.exits(study, pd.DataFrame({"task": ["one"], "gate": ["fixed"]}))
-    lone = SimpleStudy(study.model, study.tasks, study.traces, study.parameters)
-    lone.traces = {"one": traces.Random(replace(study.tasks["one"], groups=["g"] * OUTPUTS), 0, LAYERS, END)}
-    frame, printed = evaluation.curves(lone, ["fixed"]), capsys.readouterr().out
-    assert list(frame) == evaluation.CURVES and frame.empty
-    assert printed.startswith("one: left out") and printed.count("\n") == 1
 
 
 # Fitted gates against scikit-learn; and how tokens exit by them, one decision at a time
@@ -257,29 +194,6 @@ def test_scores_are_scikit_learns_and_risk_is_calibrated_on_the_other_half(name,
     np.testing.assert_allclose(found, raw, atol=1e-3 if gate.steps else 1e-5)
 
 
-def test_bad_input_is_one_line(model_of, one_line):
-    model, given = model_of("llama"), {"features": "risk", "weights": []}
-    one_line(InputError, "give the model with its name", lambda: gate_named("fitted", **given))
-    one_line(InputError, ["no parameter 'table'", "weights"], lambda: gate_named("fitted", model, **given, table=1))
-    one_line(InputError, "risk", lambda: gate_named("fitted", model, features="hunch", weights=[]))
-    one_line(InputError, ["gate 'hunch'", "fitted"], lambda: gate_named("hunch"))
-    one_line(InputError, "features ['risk']", lambda: gate_named("fitted", model, features=["risk"], weights=[]))
-    rows = [[0.0] * 5] * 2
-    for weights, steps in (([[0.0]] * 2, None), (["ab"], None), ([5], None), (rows, [[0.5]]), (rows, 3)):
-        given = {"features": "risk", "weights": weights, "steps": steps}
-        one_line(InputError, "weights in 2 rows of 5", lambda: gate_named("fitted", model, **given))
-    given = {"features": "risk", "weights": [[math.nan] * 5] * 2}
-    one_line(InputError, "weights in 2 rows of 5", lambda: gate_named("fitted", model, **given))
-
-
-def test_a_policy_of_a_fitted_gate_is_read_back(decoded, tmp_path):
-    given = {"features": "risk", "weights": [[0.0] * 5] * 2, "steps": [[0.0, 1.0], [0.1, 0.9]]}
-    made = calibrate(decoded.model, decoded.tasks, decoded.traces, "fitted", epsilon=0.5, delta=0.5, **given)
-    made.save(tmp_path / "policy.json")
-    assert Policy.load(tmp_path / "policy.json") == made
-    eelib.generate(decoded.model, PROMPTS, policy=made, max_new_tokens=2)
-
-
 @pytest.mark.parametrize("name", ["position_aware", "position_margin"])
 def test_tokens_in_turn_exit_as_they_are_decided_one_by_one(name, trace):
     sweep = sequential_sweep(ExitRule(fit(name, trace, np.ones(len(trace), dtype=bool), TABLE)), trace)
@@ -293,23 +207,7 @@ def test_tokens_in_turn_exit_as_they_are_decided_one_by_one(name, trace):
     assert len({tuple(exits.tolist()) for exits in made}) > 3
 
 
-def test_two_exits_are_frees(trace):
-    rule = ExitRule(gate_named("confidence"))
-    sweep = FreeSweep(rule, trace, scores(rule, trace), (1, 2))
-    assert sweep.values(None, 0) == [1, 2, trace.layers]
-    for value, exits in zip((1, 2), sweep.exits([1, 2])):
-        assert torch.equal(exits, decide(sweep.rule_at(value), trace)[0])
-        assert set(exits.tolist()) <= {value, trace.layers}
-
-
 # Without references: the full model's own probability of a text
-
-
-@pytest.fixture(scope="module")
-def decoded(model_of, tmp_path_factory):
-    task = eelib.Task.from_prompts(PROMPTS)
-    made = eelib.trace(model_of("llama"), task, 6, tmp_path_factory.mktemp("runs"), progress=False)
-    return SimpleNamespace(model=model_of("llama"), tasks={"made": task}, traces={"made": made})
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -322,8 +220,8 @@ def test_nats_are_those_of_a_float64_run(name, model_of, oracle_of):
     assert nats(model, prompt, output) == pytest.approx(exact, rel=1e-4) and nats(model, prompt, []) == 0
 
 
-def test_full_depths_own_outputs_lose_nothing_and_others_do(decoded):
-    trace = decoded.traces["made"]
+def test_full_depths_own_outputs_lose_nothing_and_others_do(trace, model_of):
+    decoded = SimpleNamespace(model=model_of("llama"), tasks={"made": traces.TASK}, traces={"made": trace})
     ids = trace.tokens.groupby("sequence")["token_id"].agg(list)
     outputs = trace.sequences[["sequence", "group", "output"]].assign(same=True, full=lambda t: t["output"])
     outputs["token_ids"] = outputs["sequence"].map(ids)
@@ -332,5 +230,5 @@ def test_full_depths_own_outputs_lose_nothing_and_others_do(decoded):
     assert found["more"].estimate == 0 and found["perplexity"] == found["same"] == 1 and found["chrF"] == 100
     other = outputs.assign(same=False, token_ids=[[5, 9]] * len(outputs), output="x")
     found = without_references(decoded, "made", pd.concat([other[:1], outputs[1:]]))
-    assert found["more"].estimate > 0 and found["perplexity"] == pytest.approx(np.exp(found["more"].estimate))
+    assert found["perplexity"] == pytest.approx(np.exp(found["more"].estimate)) and found["more"].estimate > 0
     assert found["same"] == pytest.approx(1 - 1 / len(outputs)) and found["chrF"] < 100

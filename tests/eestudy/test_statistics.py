@@ -9,7 +9,6 @@ from scipy.stats import binomtest, kruskal, t
 
 from eelib.common.errors import InputError
 from eestudy import statistics
-from eestudy.resampling import freedom_of
 from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
 
 FEW = 60  # draws in comparisons with loops
@@ -65,54 +64,28 @@ def test_groups_of_one_row_have_students_interval():
     assert found == pytest.approx((10, 10 - reach, 10 + reach, 40, 1, 39))  # the last: degrees of freedom
 
 
-def test_few_groups_that_carry_the_variance_give_few_degrees_of_freedom():
-    """2 V^2 / Var V: two of 40 groups with influences 1 and -1 have V = 2 and Var V = 2 - 4 / 40."""
-    assert freedom_of(np.r_[1.0, -1.0, np.zeros(38)]) == pytest.approx(2 * 2**2 / (2 - 4 / 40))
-    assert freedom_of(np.tile([1.0, -1.0], 20)) == 39  # the groups less one, at most
-
-
 def test_tasks_count_the_same_and_small_ones_not_at_all():
     parts = [framed(np.arange(n) % 7 + at, range(n), task=f"t{at}") for at, n in ((0, 40), (1, 70), (2, 8))]
     both = interval(pd.concat(parts[:2]), "value", "mean")
     assert both.estimate == pytest.approx((parts[0]["value"].mean() + parts[1]["value"].mean()) / 2)
     assert interval(pd.concat(parts), "value", "mean") == both and (both.groups, both.tasks) == (40, 2)
-    tasks = pd.concat(parts).assign(value=lambda rows: rows["value"] == 3)
-    assert interval(tasks, "value", "share") == interval(tasks[tasks["task"] != "t2"], "value", "share")
-    few = [part[:8] for part in parts]
-    assert interval(pd.concat(few), "value", "mean").tasks == 3
     half = [interval(part, "value", "mean", draws=1) for part in parts[:2]]
     assert both.high - both.low == pytest.approx(math.hypot(*(one.high - one.low for one in half)) / 2, rel=0.05)
 
 
-@pytest.mark.parametrize("kind", statistics.KINDS)
-def test_a_task_with_few_groups_on_a_side_is_left_out_unless_all_have_few(kind):
+def test_a_task_with_few_groups_on_a_side_is_left_out_unless_all_have_few():
     def task(name, few, groups=40):
         rows = np.arange(groups * 2)
         return framed(rows % 7 == 3, rows % groups, task=name, side=rows < few)
 
     whole = pd.concat([task("a", 40), task("b", 35)])
-    alone = interval(whole, "value", kind, by="side")
+    alone = interval(whole, "value", "mean", by="side")
     assert (alone.groups, alone.tasks) == (35, 2)
-    assert interval(pd.concat([whole, task("c", 29)]), "value", kind, by="side") == alone
-    few = pd.concat([task("a", 20), task("b", 9)])
-    assert interval(few, "value", kind, by="side")[3:5] == (9, 2)
-    assert interval(pd.concat([few, task("c", 4, 8)]), "value", kind, by="side")[3:5] == (9, 2)  # 8 groups in all
+    assert interval(pd.concat([whole, task("c", 29)]), "value", "mean", by="side") == alone
+    assert interval(pd.concat([task("a", 20), task("b", 9)]), "value", "mean", by="side")[3:5] == (9, 2)
 
 
-def test_per_gives_each_combination_in_order_of_appearance():
-    frame = pd.concat([sample(seed=seed).assign(task=task, layer=layer) for seed, task, layer in
-                       ((1, "b", 2), (2, "a", 2), (3, "b", 1), (4, "a", 1))])  # fmt: skip
-    found = interval(frame, "value", "mean", per=["task", "layer"])
-    assert list(found.columns) == ["task", "layer", "estimate", "low", "high", "groups"]
-    assert found[["task", "layer"]].values.tolist() == [["b", 2], ["a", 2], ["b", 1], ["a", 1]]
-    assert found.loc[3, "low"] == interval(sample(seed=4), "value", "mean").low
-    layers = interval(frame, "value", "mean", per="layer").set_index("layer")
-    assert layers.loc[1, "high"] == interval(frame[frame["layer"] == 1], "value", "mean").high
-    assert interval(frame, "value", "mean", by="side", per="task")["task"].tolist() == ["b", "a"]
-    assert interval(frame[:0], "value", "mean", per="task").empty
-
-
-@pytest.mark.parametrize("hits, rows", [(0, 30), (30, 30), (29, 30), (7, 40)])
+@pytest.mark.parametrize("hits, rows", [(0, 30), (29, 30)])
 def test_a_share_has_clopper_and_pearsons_limits(hits, rows):
     exact = binomtest(hits, rows).proportion_ci(method="exact")
     found = interval(framed(np.arange(rows) < hits, range(rows)), "value", "share")
@@ -127,17 +100,11 @@ def test_rows_alike_count_for_less_and_groups_that_never_vary_for_one_each():
     assert all_of_them[:4] == pytest.approx((1, 0.025 ** (1 / 160), 1, 160))
 
 
-def test_shares_of_tasks_and_of_sides_join_their_limits():
+def test_shares_of_tasks_join_their_limits():
     ones = framed([True] * 160, range(160))
     low = 0.025 ** (1 / 160)
     two = interval(pd.concat([ones.assign(task=task) for task in "ab"]), "value", "share")
     assert two[:5] == pytest.approx((1, 1 - (1 - low) / math.sqrt(2), 1, 160, 2))
-    none = pd.concat([ones.assign(side=True), ones.assign(value=False, side=False)])
-    assert interval(none, "value", "share", by="side")[:3] == pytest.approx((1, 1 - (1 - low) * math.sqrt(2), 1))
-    same = pd.concat([framed(np.arange(160) % 4 == 0, range(160), side=side) for side in (True, False)])
-    one = binomtest(40, 160).proportion_ci()
-    apart = abs((0.25 - one.low) - (one.high - 0.25))  # what is left of two limits whose correlation is 1
-    assert interval(same, "value", "share", by="side")[:3] == pytest.approx((0, -apart, apart))
 
 
 LOSSES = np.r_[[0.0] * 52, np.linspace(0.001, 0.019, 44), 0.02, 0.05, 0.07, 0.15]
@@ -147,15 +114,9 @@ def test_a_loss_keeps_its_scale_and_stays_inside_its_bounds():
     losses = LOSSES * 0.73 / LOSSES.sum()
     found = interval(framed(losses, range(100)), "value", "loss")
     assert found[:3] == pytest.approx((0.0073, 0.0035, 0.0133), rel=0.12)
-    moved = losses + np.r_[[1e-6] * 2, [0.0] * 98]
-    assert interval(framed(moved, range(100)), "value", "loss")[:3] == pytest.approx(found[:3], rel=1e-3)
     zeros = interval(framed(np.zeros(100), range(100)), "value", "loss")
     assert zeros[:3] == pytest.approx((0, 0, 1 - 0.025**0.01))
-    almost = interval(framed(np.r_[[1e-6] * 2, [0.0] * 98], range(100)), "value", "loss")
-    assert almost[:3] == pytest.approx(zeros[:3], abs=1e-4)
     assert interval(framed(1 - losses, range(100)), "value", "loss").high < 1
-    outright = framed(np.arange(60) < 3, range(60))  # a loss of 1 or none is a share
-    assert interval(outright, "value", "loss")[:3] == pytest.approx(interval(outright, "value", "share")[:3], rel=0.02)
 
 
 def few_large_groups(random):
@@ -190,39 +151,28 @@ def test_95_percent_of_intervals_cover(draw, kind, mean):
 
 @pytest.mark.parametrize("kind", statistics.KINDS)
 def test_one_group_is_not_enough(kind):
-    for side, by in (([True, False, True], None), ([True, False, True], "side")):
-        found = interval(framed([1, 0, 1], ["a", "a", "a"], side=side), "value", kind, by=by)
+    for by in (None, "side"):
+        found = interval(framed([1, 0, 1], ["a"] * 3, side=[True, False, True]), "value", kind, by=by)
         assert found.known and not found.bounded and "(one group)" in str(found)
-    one_sided = interval(framed([1, 0, 1], ["a", "b", "c"], side=[True, False, False]), "value", kind, by="side")
-    assert one_sided.groups == 1 and not one_sided.bounded
 
 
 def test_groups_that_are_all_the_same_and_no_rows_at_all():
     tenths = framed([0.1] * 30, np.arange(30) % 7, x=1.0, kind="a", side=True)
     same = interval(tenths, "value", "mean")
     assert same.known and not same.bounded and "(all alike)" in str(same) and str(NOTHING) == "–"
-    assert not slope(tenths, "value", "x").known and not difference(same, NOTHING).known
     empty = tenths[:0]
     nothing = [interval(empty, "value", kind) for kind in statistics.KINDS]
     nothing += [interval(tenths, "value", "mean", by="side"), interval_of(tenths[["value", "group"]][:0], len)]
     nothing += [slope(empty, "value", "x", "kind"), statistics.slope_difference(empty, "value", "x", "side")]
+    nothing += [slope(tenths, "value", "x"), difference(same, NOTHING)]
     nothing += [largest_gap(empty, "value", "kind"), statistics.rank_variance(empty, "value", "kind", "group")]
     assert not any(one.known for one in nothing)
     assert statistics.resplit(empty, "x", ["value"])["estimate"].isna().all()
-    one = largest_gap(framed([1.0, 2.0, 4.0], ["a", "b", "c"], kind=[1, 1, 2]), "value", "kind")
-    assert one.estimate == 2.5 and not one.bounded  # the second kind has one group
 
 
 def test_any_statistic_of_sums():
     frame = sample()
     sums = frame.assign(rows=1.0, task="t").groupby(["task", "group"])[["value", "x", "rows"]].sum()
-    pair = interval_of(sums, lambda totals: np.stack([totals.value / totals.rows, totals.x], 1), draws=FEW)
-    mean = interval(frame, "value", "mean", draws=FEW)
-    assert pair[0].estimate == pytest.approx(mean.estimate) and pair[0].low == pytest.approx(mean.low, rel=0.2)
-    assert pair[1].estimate == pytest.approx(frame["x"].sum())
-    two = pd.concat([sums, sums.rename(index={"t": "other"}) * 2])  # tasks and groups may stand in the index or not
-    forms = (two, two.reset_index(), two.reset_index("task"), two.reset_index("group"))
-    assert len({interval_of(form, lambda totals: totals.x, draws=FEW).estimate for form in forms}) == 1
     ratio = interval_of(sums, lambda totals: totals.value / totals.x, draws=FEW)
     estimate, error, _ = by_loops(frame, lambda rows: rows["value"].sum() / rows["x"].sum())
     assert ratio.estimate == pytest.approx(estimate) and ratio.high - ratio.low > 2 * t.ppf(0.975, 8) * error * 0.999
@@ -238,9 +188,6 @@ def test_slopes_are_those_of_least_squares():
     halves = [np.polyfit(part["x"], part["value"], 1)[0] for _, part in frame.groupby("side")]
     found = statistics.slope_difference(frame, "value", "x", "side")
     assert found.estimate == pytest.approx(halves[1] - halves[0]) and found.low < found.estimate < found.high
-    small = sample(40, 20, 5).assign(task="small")
-    both = statistics.slope_difference(pd.concat([frame.assign(task="large"), small]), "value", "x", "side")
-    assert both.estimate == pytest.approx(found.estimate) and both.groups == found.groups >= 30 and both.tasks == 1
 
 
 def test_a_split_is_made_anew_for_each_task_and_knows_its_shares():
@@ -253,9 +200,6 @@ def test_a_split_is_made_anew_for_each_task_and_knows_its_shares():
     assert found["estimate"].tolist() == pytest.approx(np.mean(gaps, axis=0))
     assert found.loc["side", "low"] < 0 < found.loc["side", "high"] and found.loc["value", "low"] > 3
     assert found["tasks"].tolist() == [2, 2]
-    once = frame.assign(value=frame["score"] > 9)
-    same = statistics.resplit(once, "score", ["value"]).loc[0]  # no unit of either side: still a limit
-    assert same["estimate"] == 0 and -0.2 < same["low"] < 0 < same["high"] < 0.2
 
 
 def test_rank_variance_is_kruskals_less_chance():
@@ -266,8 +210,6 @@ def test_rank_variance_is_kruskals_less_chance():
     found = statistics.rank_variance(frame, "value", "kind", "group")
     assert found.estimate == pytest.approx(kruskal(*parts).statistic / 1199 - 2 / 1199, abs=0.002)
     assert 0 < found.low < found.estimate < found.high
-    blocks = frame.assign(kind=frame["group"] % 2)  # one class in each group: to permute it changes nothing
-    assert statistics.rank_variance(blocks, "value", "kind", "group").estimate == pytest.approx(0, abs=1e-12)
 
 
 def test_the_largest_gap_takes_the_widest_pair():
@@ -276,31 +218,20 @@ def test_the_largest_gap_takes_the_widest_pair():
     found, half = largest_gap(frame, "value", "kind"), t.ppf(0.975, 99) * 0.5 / math.sqrt(99) * math.sqrt(2)
     assert found.estimate == pytest.approx(5) and found.high == pytest.approx(5 + half, rel=0.01)
     assert found.low < 5 - half < 5
-    small = framed([0.0, 1.0], ["x", "y"], kind="c", task=1)  # a task that no average counts
-    assert found.tasks == 3 and largest_gap(pd.concat([frame.assign(task=0), small]), "value", "kind") == found
     equal = largest_gap(frame.assign(value=np.tile([-0.5, 0.5], 150)), "value", "kind")
     assert equal.low == 0 < equal.high < 0.3
 
 
 def test_holm_steps_down():
     assert holm([0.04, 0.01, 0.03, 0.6]) == pytest.approx([0.09, 0.04, 0.09, 0.6])  # 0.03 x 3 is more than 0.04 x 2
-    assert holm([0.9, 0.8]) == pytest.approx([1, 1])
 
 
 def test_where_an_interval_lies():
     assert difference(Interval(4, 1, 7, 40), Interval(1, -3, 5, 30))[:4] == pytest.approx((3, -2, 8, 30))
     share = Interval(0.6125, 0.5801, 0.6449, 40)
-    assert share.scaled(-1)[:3] == (-0.6125, -0.6449, -0.5801) and share.mapped(lambda x: 1 - x).low == 1 - 0.6449
+    assert share.scaled(-1)[:3] == (-0.6125, -0.6449, -0.5801)
     sides = [share.side("above", "below", "neither", of=bound) for bound in (0.5, 0.6, 0.7)]
     assert sides == ["above", "neither", "below"]
-    assert NOTHING.side("above", "below", "neither") == "neither" and not NOTHING.scaled(100).known
-
-
-def test_an_end_that_is_next_to_nothing_is_written_as_zero_and_another_is_not():
-    assert [str(Interval(*ends, 3)) for ends in ((4, 9e-9, 63), (0.3, 7e-5, 3.1))] == [
-        "4\xa0[0,\xa063]",
-        "0.3\xa0[0.00007,\xa03.1]",
-    ]
 
 
 ROW = framed([0.5, 1.0], ["a", "b"], side=[True, False])
@@ -308,19 +239,13 @@ BAD = [
     (lambda: interval(ROW, "depth", "mean"), "there is no column depth; there are value, group, side"),
     (lambda: interval(ROW, "value", "rate"), "kind 'rate' is not allowed; it must be one of share, loss, mean"),
     (lambda: interval(ROW, "value", "share"), "value is not a share: each value must be 0 or 1"),
-    (lambda: interval(ROW.assign(value=2), "value", "loss"), "value is not a loss: each value must lie between 0"),
     (lambda: interval(ROW.assign(value=[1, math.nan]), "value", "mean"), "value has 1 values that are not finite"),
-    (lambda: interval(ROW.assign(value="x"), "value", "mean"), "value must be numbers"),
     (lambda: interval(ROW.assign(group=["a", None]), "value", "mean"), "each row must name its task and its group"),
-    (lambda: interval(ROW, "value", "mean", by="value"), "value must be True or False in each row"),
-    (lambda: interval_of(ROW[["value", "group"]].replace(0.5, math.inf), len), "the sums have 1 values that are not"),
     (lambda: statistics.resplit(ROW, "value", ["value"], 0.6), "share 0.6 is not allowed; it must be above 0 and at"),
     (lambda: holm([0.5, 1.5]), "p-values must lie between 0 and 1"),
 ]
 
 
 @pytest.mark.parametrize("call, message", BAD)
-def test_what_is_no_data_is_told_in_one_line(call, message):
-    with pytest.raises(InputError, match=f"^{message}") as caught:
-        call()
-    assert "\n" not in str(caught.value)
+def test_what_is_no_data_is_told_in_one_line(call, message, one_line):
+    one_line(InputError, message, call)
