@@ -9,7 +9,17 @@ from scipy.stats import binomtest, kruskal, t
 
 from eelib.common.errors import InputError
 from eestudy import statistics
-from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
+from eestudy.statistics import (
+    NOTHING,
+    Interval,
+    difference,
+    freedom_of,
+    holm,
+    interval,
+    interval_of,
+    largest_gap,
+    slope,
+)
 
 FEW = 60  # draws in comparisons with loops
 
@@ -62,6 +72,25 @@ def test_groups_of_one_row_have_students_interval():
     reach = t.ppf(0.975, 39) * values.std(ddof=1) / math.sqrt(40)
     found = interval(framed(values, range(40)), "value", "mean", draws=1)  # one draw: the jackknife's error alone
     assert found == pytest.approx((10, 10 - reach, 10 + reach, 40, 1, 39))  # the last: degrees of freedom
+
+
+def test_few_groups_that_carry_the_variance_give_few_degrees_of_freedom():
+    """2 V^2 / Var V: two of 40 groups with influences 1 and -1 have V = 2 and Var V = 2 - 4 / 40."""
+    assert freedom_of(np.r_[1.0, -1.0, np.zeros(38)]) == pytest.approx(2 * 2**2 / (2 - 4 / 40))
+    assert freedom_of(np.tile([1.0, -1.0], 20)) == 39  # the groups less one, at most
+
+
+def test_per_gives_each_combination_in_order_of_appearance():
+    frame = pd.concat([sample(seed=seed).assign(task=task, layer=layer) for seed, task, layer in
+                       ((1, "b", 2), (2, "a", 2), (3, "b", 1), (4, "a", 1))])  # fmt: skip
+    found = interval(frame, "value", "mean", per=["task", "layer"])
+    assert list(found.columns) == ["task", "layer", "estimate", "low", "high", "groups"]
+    assert found[["task", "layer"]].values.tolist() == [["b", 2], ["a", 2], ["b", 1], ["a", 1]]
+    assert found.loc[3, "low"] == interval(sample(seed=4), "value", "mean").low
+    layers = interval(frame, "value", "mean", per="layer").set_index("layer")
+    assert layers.loc[1, "high"] == interval(frame[frame["layer"] == 1], "value", "mean").high
+    assert interval(frame, "value", "mean", by="side", per="task")["task"].tolist() == ["b", "a"]
+    assert interval(frame[:0], "value", "mean", per="task").empty
 
 
 def test_tasks_count_the_same_and_small_ones_not_at_all():

@@ -59,6 +59,12 @@ def test_bad_parameter(injected, parts, one_line):
     one_line(ParameterError, parts, lambda: check(injected))
 
 
+def test_a_declared_type_that_no_parameter_has(one_line):
+    one_line(
+        ParameterError, "layers is declared as list; allowed: int", lambda: check("", DECLARED + "\nlayers: list = []")
+    )
+
+
 def test_an_error_of_another_library_is_shown_before_the_line():
     for cause, before in ((InputError("no file"), []), (TypeError("no sum"), ["TypeError: no sum"])):
         error = ParameterError("model x can't be read")
