@@ -7,17 +7,14 @@ those that are not their task's are refused.
 
 import contextlib
 import json
-import re
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 import transformers as hf
 import yaml
-from bs4 import BeautifulSoup
 from chromium import Browser, needs_browser
 from pages import papermill, program
 from tokenizers import AddedToken
@@ -43,7 +40,6 @@ HOSTILE = (  # each calls `canary` if it runs, or asks another site for somethin
     "&lt;img src=x onerror=canary(15)&gt; &#60;script&#62;canary(16)&#60;/script&#62;",
     "| a | b |\n|---|---|\n# heading canary\n<http-equiv=refresh content='0;url=javascript:canary(17)'>",
 )
-LONG = "<b>canary" * 110_000 + "\n"  # a megabyte in a line
 FILE = "canary <img src=x onerror=canary(20)> $x$ `y` {glue}.de-en"  # what a file can be named
 WATCH = "window.called = []; window.canary = (number) => window.called.push(number);"
 FOUND = """(() => {
@@ -67,12 +63,11 @@ TOUCH = """for (const one of document.querySelectorAll('article *')) {
     for (const kind of ['mouseover', 'focus', 'toggle']) one.dispatchEvent(new Event(kind, {bubbles: true}));
     if (one.matches('summary, button, input, td, th, .lens *')) one.click();
 }"""
-PAGES = ("saturation", "sublayers")
+PAGE = "saturation"
 FENCE = ":::{raw} html <script>canary(18)</script>"  # where a line begins
 KEPT = {"id", "verdict", "way"}
-MOST = 6  # of a list of more than a hundred
-SHOWING = (*(f"results/llama/{name}" for name in PAGES), "intro", "scoreboard", "runs", "cards", "engine")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+SHOWING = (f"results/llama/{PAGE}", "intro", "scoreboard", "runs", "cards", "engine")
+pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def save_model(folder: Path) -> str:
@@ -98,8 +93,8 @@ def tampered(value, key: str = ""):
     if isinstance(value, dict):
         return {name: tampered(part, name) for name, part in value.items()}
     if isinstance(value, list):
-        return [tampered(part, key) for part in value[: MOST if len(value) > 100 else None]]
-    if not isinstance(value, str) or key in KEPT or len(value) > 100_000:
+        return [tampered(part, key) for part in value[:6]]
+    if not isinstance(value, str) or key in KEPT:
         return value
     return " ".join([FENCE, value, *HOSTILE] if " " in value else [value, *HOSTILE])
 
@@ -110,11 +105,10 @@ def make_study(project: Path) -> StudyFile:
         (project / name).symlink_to(ROOT / name)
     generated = shutil.ignore_patterns("_build", "generated", "results", "_toc.yml", "scripts")
     shutil.copytree(ROOT / "book", project / "book", ignore=generated)
-    texts = [*HOSTILE, LONG.strip()]
-    rows = [{"source": text.replace("\0", ""), "references": [text.replace("\0", "")]} for text in texts] * 2
+    rows = [{"source": text.replace("\0", ""), "references": [text.replace("\0", "")]} for text in HOSTILE] * 2
     (project / f"{FILE}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     study = {"parameters": {"limit": 24, "max_new_tokens": 10, "device": "cpu"}}
-    study["notebooks"] = {name: {} for name in PAGES}
+    study["notebooks"] = {PAGE: {}}
     study["models"] = {save_model(project / "weird <b>" / "llama"): {"parameters": {"tasks": f"{FILE}.jsonl"}}}
     (project / "study.yml").write_text(yaml.safe_dump(study))
     return StudyFile.load(project / "study.yml")
@@ -131,14 +125,9 @@ def book(tmp_path_factory) -> Path:
     project = tmp_path_factory.mktemp("hostile")
     with contextlib.chdir(ROOT):  # notebooks are looked for
         study = make_study(project)
-
-    def execute(model: str, notebook: str) -> None:
-        page = project / "book/results" / model / f"{notebook}.ipynb"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        ended_well(papermill(project, notebook, page, **study.parameters(model, notebook)))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda pair: execute(*pair), study.runs))
+    page = project / f"book/results/llama/{PAGE}.ipynb"
+    page.parent.mkdir(parents=True)
+    ended_well(papermill(project, PAGE, page, **study.parameters("llama", PAGE)))
     data, card = project / "altered", "models/pocket-llama/card.json"
     for name in (*(f"measured/{file.name}" for file in (ROOT / "data/measured").glob("*.json")), card):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
@@ -146,13 +135,10 @@ def book(tmp_path_factory) -> Path:
         content |= {"name": " ".join(HOSTILE)} if name == card else {}
         (data / name).write_text(json.dumps(content), encoding="utf-8")
     (data / "papers").symlink_to(ROOT / "data/papers")
-    for file in project.glob("results/*/*.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        content["claims"][0]["reason"] = content["claims"][0]["note"] = LONG
-        content["claims"][1]["verdict"] = "not testable here"
-        altered = tampered(content)
-        altered["claims"][MOST:] = content["claims"][MOST:]
-        file.write_text(json.dumps(altered))
+    file = project / f"results/llama/{PAGE}.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["claims"][1]["verdict"] = "not testable here"
+    file.write_text(json.dumps(tampered(content)))
     for name in ("scripts", "generated/scripts"):
         (project / "book" / name).mkdir(parents=True)
     fragments = (sys.executable, "-m", "eestudy.book.fragments", "--study", "study.yml")
@@ -179,23 +165,7 @@ def harm(browser: Browser) -> dict:
     return {name: value for name, value in found.items() if value or name == "shown"}
 
 
-@pytest.mark.parametrize("page", SHOWING)
-def test_no_text_becomes_markup(book, page):
-    """In the file as it is, before any script; it is built, and looked at, without a browser, too."""
-    html = BeautifulSoup((book / f"{page}.html").read_text(encoding="utf-8"), "lxml")
-    assert html.article.get_text().count("canary") > 3
-    for tag in html.find_all(True):
-        handlers = [value for name, value in tag.attrs.items() if name.startswith("on")]
-        fetched = [tag.get("src", ""), tag.get("href", "") if tag.name == "link" else ""]
-        assert not any("canary" in str(value) for value in handlers), tag
-        assert not any("elsewhere" in place for place in fetched), tag
-        assert not any(re.match(r"\s*(javascript|data):", tag.get(name, "")) for name in ("href", "src")), tag
-        assert tag.name not in ("iframe", "object", "embed", "base"), tag
-        assert tag.name not in ("script", "style") or not re.match(r"\s*(canary|@import)", tag.get_text()), tag
-
-
-@needs_browser
-def test_nothing_runs_on_any_page(book, browser):
+def test_nothing_runs_on_any_page_nor_in_search(book, browser):
     shown = {}
     for page in SHOWING:
         browser.open(f"{page}.html")
@@ -203,12 +173,7 @@ def test_nothing_runs_on_any_page(book, browser):
         shown[page] = found.pop("shown")
         assert not found, page
     assert all(count > 3 for count in shown.values()), shown
-
-
-@needs_browser
-@pytest.mark.parametrize("word", ["canary", "<img src=x onerror=canary(1)>"])
-def test_nothing_runs_in_search(book, browser, word):
-    browser.open(f"search.html?q={quote(word)}")
+    browser.open(f"search.html?q={quote(HOSTILE[0])}")
     assert browser.until("document.querySelector('#search-results li') !== null", 60)
     browser.run("new Promise((done) => setTimeout(() => done(true), 3000))")  # its excerpts come later
     assert not {name: value for name, value in harm(browser).items() if name != "shown"}

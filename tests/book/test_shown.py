@@ -11,15 +11,10 @@ from bs4 import BeautifulSoup
 from docutils import nodes
 from docutils.core import publish_doctree
 
-from eestudy.book.answered import WIDGET, fold_details, read
-from eestudy.book.layout import data_of, dressed
+from eestudy.book.answered import fold_details, read
+from eestudy.book.layout import dressed
 from eestudy.figures import forms, style
 from eestudy.resampling import NOTHING, Interval
-
-MARKDOWN = """<section><h2>Versions<a class="headerlink" href="#versions">#</a></h2>
-<div class="pst-scrollable-table-container"><table class="table"><thead><tr><th class="head"><p>Package</p></th>
-<th class="head"><p>Version</p></th></tr></thead><tbody><tr><td><p><strong>torch</strong></p></td>
-<td><p>0.5 [0.4, 0.6]</p></td></tr></tbody></table></div></section>"""
 
 
 @pytest.fixture
@@ -57,35 +52,6 @@ def test_a_notebook_s_figure_becomes_files_a_picture_for_each_panel(shown):
     assert set(files) == {f"figure-1{n}.{kind}" for n in ("", "-2") for kind in ("svg", "png")} | {"figure-1.csv"}
     assert files["figure-1.png"].startswith(b"\x89PNG") and b"</svg>" in files["figure-1-2.svg"]
     assert files["figure-1.csv"].decode().splitlines()[1] == "1,3,3,6,$\\frac{$"
-    style.show(forms.lines(frame[:0], "x", col="part"), "Nothing.", "none")
-    assert len(shown) == 1  # nothing is shown of nothing
-
-
-@pytest.mark.parametrize("draw, along", [(forms.lines, "x"), (forms.dots, "y")])
-def test_a_series_is_in_the_legend_whatever_its_name_and_dots_are_dots(shown, draw, along):
-    """Seven series, of which five have a colour."""
-    names = ["_mine", *"abcdef"]
-    frame = pd.DataFrame({along: [1, 2] * 7, "series": np.repeat(names, 2), "estimate": 0.5, "low": 0.4, "high": 0.6})
-    (figure,) = draw(frame, along, "series").panels
-    (legend,) = figure.legends
-    assert [one.get_text() for one in legend.get_texts()] == (names if draw is forms.dots else names[:5])
-    if draw is forms.dots:
-        points = [container[0] for container in figure.axes[0].containers]
-        assert {point.get_linestyle() for point in points} == {"None"}
-        assert len({point.get_marker() for point in points}) == len(names)
-
-
-@pytest.mark.parametrize("draw, along, axis", [(forms.lines, "x", "y"), (forms.dots, "y", "x")])
-def test_an_end_of_an_axis_that_is_left_open_shows_all_of_every_panel(draw, along, axis):
-    frame = pd.DataFrame({along: [1, 2], "part": ["a", "b"], "estimate": [0.05, 0.9], "low": 0.02, "high": 0.95})
-    drawn = draw(frame, along, col="part", **{f"{axis}lim": (None, 1)})
-    (low, high), other = (getattr(one.axes[0], f"get_{axis}lim")() for one in drawn.panels)
-    assert 0 < 0.02 - low < 0.1 and high == 1 and other == (low, high)
-
-
-def test_lines_of_a_model_with_one_block_warn_of_nothing(recwarn):
-    forms.lines(pd.DataFrame({"layer": [1], "estimate": 0.5, "low": 0.4, "high": 0.6}), "layer", xlim=(1, 1))
-    assert not recwarn.list
 
 
 def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):
@@ -106,27 +72,6 @@ def test_a_notebook_s_table_keeps_its_interval_s_bounds(shown):
     assert rows[:2] == [["0.50 [0.25,\xa00.75]", "0.1", "a"], ["–", "–", "<b>"]] and frame["share"][1] is NOTHING
 
 
-def test_a_table_of_markdown_is_called_after_its_heading_and_one_without_headings_has_no_number():
-    empty = MARKDOWN.replace("Package", "").replace("Version</p>", "</p>")
-    page, files = laid_out(empty + MARKDOWN + MARKDOWN)
-    captions = [caption.get_text() for caption in page.select("caption")]
-    assert captions == ["Versions.", "Table 1. Versions.", "Table 2. Versions."]  # a bold cell is no heading
-    assert page.select_one(".ee-scroll > table") and not page.select(".pst-scrollable-table-container")
-    assert files["table-1.csv"].decode() == 'Package,Version\ntorch,"0.5 [0.4, 0.6]"\n' and len(files) == 2
-    first = page.select_one("table")
-    assert first.th["scope"] == "row" and "ee-unseen" in first.caption["class"] and not first.thead
-
-
-def test_the_lens_is_left_alone_and_an_old_anchor_stays_a_target():
-    for other in ("data:text/html,<b>", "https://a.org/b.csv", "figure.png"):
-        assert data_of(other) == ("", b"")
-    body = '<div class="lens"><table><tr><td>1</td></tr></table><figure><img src="a.png"/></figure></div>'
-    assert laid_out(body) == (BeautifulSoup(body, "html.parser"), {})
-    page, files = laid_out('<p>&lt;script&gt; \\(x\\)</p><figure id="id9"><img src="a/b.png"/></figure>')
-    assert page.p.get_text() == "<script> \\(x\\)" and not page.script and not files
-    assert page.select_one("figure#figure-1 #id9") and page.select_one(".ee-take a")["href"] == "a/b.png"
-
-
 def test_text_on_shaded_cells_can_be_read():
     """A contrast of 4.5 at every strength (WCAG 2)."""
     for strength in np.linspace(0, 1, 1001):
@@ -138,12 +83,11 @@ def test_text_on_shaded_cells_can_be_read():
 
 
 def test_an_answer_stands_under_its_title_and_links_to_pages_that_are_not_there_are_words(tmp_path):
-    """Pages of results get the verdicts that were made for them, too; their parameters are folded, widgets left out."""
+    """Pages of results get the verdicts that were made for them, too; their parameters are folded."""
     words = "# Title: what?\n\n**Question.** Why? See [the other](an-other.ipynb) and [it](https://a.org/b.ipynb)."
     cells = [{"cell_type": "markdown", "metadata": {}, "source": words.splitlines(keepends=True)}]
-    outputs = [{"data": {kind: {}}} for kind in ("text/plain", WIDGET)]
     for tags in (["parameters"], ["hide-input", "answer"]):
-        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": [tags[-1]], "outputs": outputs})
+        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": [tags[-1]], "outputs": []})
     for folder in ("generated/answers/m", "results/m"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "generated/answers/m/n.html").write_text("<p>42</p>")
@@ -154,15 +98,13 @@ def test_an_answer_stands_under_its_title_and_links_to_pages_that_are_not_there_
         return json.loads(content[0])["cells"]
 
     assert pages("intro") == cells
-    (tmp_path / "results/m/an-other.ipynb").touch()  # of an earlier study
     title, moved, rest, folded = pages("results/m/n", "results/m/n", "results/m2/an-other", "an-other")
     assert title["source"] == "# Title: what?" and moved["source"] == ["answer"] and "<p>42</p>" in rest["source"]
-    assert moved["outputs"] == outputs[:1]
     assert "remove-input" in moved["metadata"]["tags"] and "hide-input" in folded["metadata"]["tags"]
     said = "**Question.** Why? See {} and [it](https://a.org/b.ipynb)."
     assert said.format("the other") in rest["source"]
-    rest = pages("results/m/an-other", "results/m/an-other")[2]["source"]
-    assert said.format("[the other](an-other.ipynb)") in rest and "<p>" not in rest
+    there = pages("results/m/n", "results/m/an-other")[2]["source"]
+    assert said.format("[the other](an-other.ipynb)") in there
 
 
 def test_details_are_folded():
