@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ HTML = ROOT / "book/_build/html"
 Pages = dict[Path, BeautifulSoup]
 ALLOWED = ("https://cdn.jsdelivr.net/npm/mathjax@",)  # what Jupyter Book itself loads from elsewhere
 MARKS = (r"\{[a-z][\w:+-]*\}`", r"\{(glue|cite|include)\b", r"Traceback \(most recent call last\)")
+MARKS += ("is at work in it; waiting", r": downloading .+ from the package index")  # for those who run a notebook
 
 
 def up_to_date(project: Path) -> bool:
@@ -77,6 +79,8 @@ def counts(pages: Pages) -> Iterator[str]:
             if len(page.select(part)) != 1:
                 yield f"{path.name}: {len(page.select(part))} of {part}"
     for path, page in of_results(pages).items():
+        if not images(page) or not tables(page):
+            yield f"{path.name}: {len(images(page))} pictures, {len(tables(page))} tables"
         for kind in ("figure", "table"):
             if not numbered(page, kind):
                 yield f"{path.name}: no {kind} with a number and files"
@@ -84,22 +88,45 @@ def counts(pages: Pages) -> Iterator[str]:
             yield f"{path.name}: a figure without a number or files"
 
 
+def titles(pages: Pages) -> Iterator[str]:
+    """A title that says nothing twice; the icon is among the links."""
+    for path, page in lasting(pages).items():
+        said = [part.strip() for part in page.title.get_text().split("\u2014")] if page.title else [""]
+        if len(set(said)) < len(said) or not said[0]:
+            yield f"{path.name}: title {said}"
+
+
 def described(pages: Pages) -> Iterator[str]:
-    """A picture has an alternative text, no name of a file. A table has a caption."""
+    """A picture has an alternative text, no name of a file. A table has a caption, its headings a scope, its numbers no
+    five digits behind their leading zeros. Captions are unique on their page, and end as sentences do.
+    """
     for path, page in pages.items():
         for image in images(page):
             if not image.get("alt", "").strip() or image["alt"].endswith((".png", ".svg")):
                 yield f"{path.name}: {str(image)[:150]}"
         for table in tables(page):
+            where = f"{path.name}: {table.get_text(' ', strip=True)[:80]}"
             if not (table.caption and table.caption.get_text().strip()):
-                yield f"{path.name}: {table.get_text(' ', strip=True)[:80]}: no caption"
+                yield f"{where}: no caption"
+            if not {cell.get("scope") for cell in table.select("th")} <= {"col", "row", "colgroup", "rowgroup"}:
+                yield f"{where}: a heading without a scope"
+            long = [cell for cell in table.select("td") if re.search(r"(?<![\d.])\d+\.0*[1-9]\d{4,}", cell.get_text())]
+            if long and path.name != "cards.html":
+                yield f"{where}: {long[:3]}"
+        captions = page.select("main :is(caption, figcaption):has(.ee-number)")
+        for words, times in Counter(each.get_text().partition(". ")[2].strip() for each in captions).items():
+            if times > 1 or not words.endswith((".", "?", "!")):
+                yield f"{path.name}: caption {words!r}, {times} times"
 
 
-def files_of_parts(pages: Pages) -> Iterator[str]:
-    """A notebook's figure is there as SVG, PNG and CSV, a table as CSV, a page's results as JSON."""
+def numbers_and_files(pages: Pages) -> Iterator[str]:
+    """Numbers count up from 1; a notebook's figure is there as SVG, PNG and CSV, a table as CSV, a page as JSON."""
     for path, page in pages.items():
-        for kind, least in (("figure", {"SVG", "PNG", "CSV"}), ("table", {"CSV"})):
-            for part in numbered(page, kind):
+        for kind, label, least in (("figure", "Figure", {"SVG", "PNG", "CSV"}), ("table", "Table", {"CSV"})):
+            for number, part in enumerate(numbered(page, kind), 1):
+                link = part.select_one(f".ee-number[href='#{kind}-{number}']")
+                if part["id"] != f"{kind}-{number}" or not link or link.get_text() != f"{label} {number}.":
+                    yield f"{path.name}: {part['id']} in place {number}"
                 files = {link.get_text(): path.parent / link["href"] for link in part.select(".ee-take a")}
                 kinds = {name.split()[0] for name in files}  # of several panels: SVG 1, SVG 2
                 if not kinds >= (least if kind == "table" or "ee-figure" in part.get("class", ()) else {"PNG"}):
@@ -131,7 +158,7 @@ def feet(pages: Pages) -> Iterator[str]:
 
 
 def leftovers(pages: Pages) -> Iterator[str]:
-    """No role is left raw in the text, and no traceback."""
+    """No role is left raw in the text, no traceback, and no word on what a run waited for."""
     for path, page in lasting(pages).items():
         text = page.main.get_text() if page.main else page.get_text()
         for mark in MARKS:
@@ -140,7 +167,7 @@ def leftovers(pages: Pages) -> Iterator[str]:
 
 
 def links(pages: Pages) -> Iterator[str]:
-    """Nothing is loaded from another site; links inside the book lead somewhere."""
+    """Nothing is loaded from another site; links inside the book lead somewhere; every page has some, and an icon."""
     for path, page in lasting(pages).items():
         for tag in page.select("script[src], img[src], iframe[src], link[href]:not([rel=canonical])"):
             address = tag.get("src") or tag.get("href")
@@ -148,6 +175,8 @@ def links(pages: Pages) -> Iterator[str]:
                 yield f"{path.name}: {address}"
         inside = [link["href"] for link in page.select("a[href], link[rel=icon]")]
         inside = [href for href in inside if ":" not in href.partition("#")[0] and not href.startswith("//")]
+        if not page.select("main a[href]"):
+            yield f"{path.name}: no link"
         for href in inside:
             target, _, anchor = href.partition("#")
             place = (path.parent / urllib.request.url2pathname(target)).resolve() if target else path
@@ -174,4 +203,4 @@ def answers(pages: Pages) -> Iterator[str]:
             yield f"{path.name}: {len(cells)} cells of parameters, not all folded"
 
 
-CHECKS = (counts, described, files_of_parts, feet, leftovers, links, answers)
+CHECKS = (counts, titles, described, numbers_and_files, feet, leftovers, links, answers)

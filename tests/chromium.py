@@ -18,6 +18,28 @@ from bs4 import BeautifulSoup
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; as root, tests/browser.sh installs it")
 
+# [contrast with what lies behind, place] of each element of a selection that is seen and has text of its own (WCAG 2).
+CONTRASTS = """(selector) => {
+    const rgb = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+    const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const light = (parts) => {
+        const [r, g, b] = parts.map((v) => linear(v / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (part) => {
+        if (!part) return [255, 255, 255];
+        const [r, g, b, share = 1] = rgb(getComputedStyle(part).backgroundColor);
+        if (share === 1) return [r, g, b];
+        return behind(part.parentElement).map((below, i) => below + share * ([r, g, b][i] - below));
+    };
+    const own = (part) => [...part.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const parts = [...document.querySelectorAll(selector)].filter((part) => own(part) && part.checkVisibility());
+    return parts.map((part) => {
+        const pair = [light(rgb(getComputedStyle(part).color).slice(0, 3)), light(behind(part))];
+        return [(Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05), part.outerHTML.slice(0, 80)];
+    });
+}"""
+
 
 class Browser:
     """One page of a headless Chromium over the DevTools protocol; requests to other sites get an empty answer."""
@@ -101,11 +123,26 @@ class Browser:
             time.sleep(0.1)
         return bool(found)
 
+    def faint(self, selector: str, least: int) -> list[list]:
+        """[contrast, place] of the text of elements below 4.5 (WCAG 2, level AA); there are at least so many."""
+        found = self.run(CONTRASTS, selector)
+        assert len(found) >= least, (selector, len(found))
+        return [pair for pair in found if pair[0] < 4.5]
+
     def screen(self, width: int, height: int = 844, media: str = "") -> None:
         """A screen of that size, or a sheet of paper where `media` is "print"."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 800}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media)
+
+    def scheme(self, name: str) -> None:
+        """Light or dark colours."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def as_usual(self) -> None:
+        """The usual screen and colours again."""
+        self.call("Emulation.setEmulatedMedia", media="", features=[])
+        self.call("Emulation.clearDeviceMetricsOverride")
 
     def close(self) -> None:
         self.process.terminate()
@@ -140,6 +177,7 @@ def submit(window: Browser, sentence: str) -> None:
 # ---- a check of a page of the book
 
 SCREENS = ((1400, ""), (768, ""), (375, ""), (700, "print"))  # widths; 700: a sheet of A4 less its margins
+PHONE, LEAST = 375, 540  # a figure that scrolls keeps this width there
 # How many parts of a page were looked at; and places of what is wider than the page with no way to reach it, or with
 # one that nobody sees or can focus.
 CUT = """(print) => {
@@ -158,11 +196,15 @@ CUT = """(print) => {
     const page = document.documentElement.scrollWidth > innerWidth ? [document.body] : [];
     return [all.length, [...cut, ...dumb, ...page].map((part) => part.outerHTML.slice(0, 120))];
 }"""
+SCROLLING = """[...document.querySelectorAll("main figure:not(.ee-front, .curve) .ee-scroll > a img")]
+    .map((image) => image.getBoundingClientRect().width)"""
+ASIDE = """[...document.querySelectorAll("main .ee-scroll > .ee-panels")].map((panels) => panels.checkVisibility()
+    && new Set([...panels.children].map((panel) => panel.getBoundingClientRect().left)).size > 1)"""
 
 
 def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
     """The open page never scrolls sideways; what is wider scrolls in a box that says so and takes the focus; on paper
-    all fits.
+    all fits. On a phone a figure of results keeps its size, and panels stack.
     """
     for width, media in SCREENS:
         browser.screen(width, media=media)
@@ -175,4 +217,12 @@ def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
         if count < len(images(page)) or ("results/" in address and not count):
             yield f"{address} at {width}: {count} parts were looked at"
         yield from (f"{address} at {width}: {part}" for part in found[:5])
-    browser.screen(SCREENS[0][0])
+        if width == PHONE:
+            widths = browser.run(SCROLLING)
+            panels = browser.run(ASIDE)
+            if "results/" in address and not (widths or panels):
+                yield f"{address}: no figure that scrolls or stacks"
+            if any(panels):
+                yield f"{address}: {sum(panels)} figures whose panels do not stack"
+            yield from (f"{address}: a figure of {found:.0f} pixels" for found in widths if found < LEAST)
+    browser.as_usual()
