@@ -164,9 +164,8 @@ def extra_table(made: Trace, kind: str) -> pa.Table:
 class Sites:
     """Readouts of sub-layers. `sites["probability"]` is numpy [rows, L, S], with the S sites in the order of `names`.
 
-    The last site is the block's output, as the trace has it.
-
-    `rows` are the row numbers of these tokens in the trace. Another name of a readout is a KeyError.
+    The last site is the block's output, as the trace has it. `rows` are the row numbers of these tokens in the
+    trace. Another name of a readout is a KeyError.
     """
 
     READOUTS = ("top1", "probability", *STORED_OF_SITES)

@@ -231,7 +231,7 @@ class OracleGate(GateRunner):
         return {}
 
     def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:
-        """For each sequence, an exit at the first layer whose top-1 is the last layer's; all are read in one product."""
+        """For each sequence, an exit at the first layer whose top-1 is the last layer's; one product reads all."""
         rows = [row for row, own in enumerate(self.sequences) if len(own.tokens) >= self.rule.full_depth_tokens]
         seen = [(layer, states) for layer, states in self.seen if layer >= self.rule.minimum_layer]
         if not rows or not seen:
