@@ -9,17 +9,8 @@ from scipy.stats import binomtest, kruskal, t
 
 from eelib.common.errors import InputError
 from eestudy import statistics
-from eestudy.statistics import (
-    NOTHING,
-    Interval,
-    difference,
-    freedom_of,
-    holm,
-    interval,
-    interval_of,
-    largest_gap,
-    slope,
-)
+from eestudy.resampling import freedom_of
+from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
 
 FEW = 60  # draws in comparisons with loops
 

@@ -34,10 +34,10 @@ unit: str = "token"  # ours
 share: float = 0.5  # ours"""
 
 
-def check(injected):
+def check(injected, declared=DECLARED):
     """check_parameters in a kernel in which these cells ran."""
-    namespace = {"In": ["import eelib", "%matplotlib inline\nx: int = 3", DECLARED, f"# Parameters\n{injected}\n"]}
-    exec(DECLARED + "\n" + injected, namespace)
+    namespace = {"In": ["import eelib", "%matplotlib inline\nx: int = 3", declared, f"# Parameters\n{injected}\n"]}
+    exec(declared + "\n" + injected, namespace)
     with mock.patch("IPython.get_ipython", lambda: SimpleNamespace(user_ns=namespace)):
         return check_parameters({"unit": ("token", "output")}, {"limit": 2}, ("share",))
 
