@@ -11,6 +11,7 @@ import os
 import re
 import tokenize
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def code_hash(places: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+@cache  # the results of several checks depend on the same files
 def code_of(source: bytes) -> bytes:
     """Python's source without docstrings, comments and messages of errors: none of them changes what was measured."""
     lines = source.splitlines(keepends=True)
