@@ -96,7 +96,7 @@ class Known(Gate):
         return output.layer - torch.tensor(self.exits)[output.positions].float()
 
 
-@pytest.mark.parametrize("kv_policy, name", [("full", "t5"), ("copy", "llama"), ("project", "t5")])
+@pytest.mark.parametrize("kv_policy, name", [("full", "t5"), ("copy", "llama"), ("project", "llama")])
 def test_the_oracle_exits_at_the_first_layer_that_agrees(kv_policy, name, model_of):
     """With full keys the output is plain decoding's; with others it is what its own exits lead to."""
     model = model_of(name)
