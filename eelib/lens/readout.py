@@ -15,7 +15,6 @@ from eelib.models.head import Head
 
 TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
-TOP_AT_ONCE = 4 << 20  # where nothing but the top-1 is read: 16 MB, which the C library uses again for the next piece
 ROWS_AT_ONCE = 256  # with fewer rows, rearranging the weights takes longer than multiplying by them
 FEWEST_LOGITS = 16 << 20  # fewest held at a time, unless all are fewer
 STATES_AT_ONCE = 16 << 20  # bytes of states that a buffer holds before they are read
@@ -124,7 +123,7 @@ def check_finite(values: Tensor, what: str = "states") -> None:
 @torch.no_grad()
 def top_ids(head: Head, states: Tensor) -> list[int]:
     """The top-1 ids of states [n, hidden_size]."""
-    pieces = states.split(max(1, TOP_AT_ONCE // head.vocab_size))
+    pieces = states.split(max(1, LOGITS_AT_ONCE // head.vocab_size))
     return torch.cat([head(piece).argmax(-1) for piece in pieces]).tolist()
 
 
