@@ -1,6 +1,7 @@
 """Every notebook through papermill at the smallest size, on tiny models; the book runs them on its own."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import families
 import gguf_made
 import nbformat
 import pytest
+import yaml
 from pages import papermill
 from papermill.inspection import inspect_notebook
 
@@ -65,6 +67,13 @@ def test_runs_alone_and_writes_its_results(name, runs):
     manifests = [json.loads(file.read_text()) for file in traces.rglob("manifest.json")]
     assert manifests and {manifest["chat"] for manifest in manifests} == {name in PACKED}
     assert name not in PACKED or {one["title"] for one in manifests} == {"packed, 8-bit (Q8_0), dequantized"}
+
+
+def test_each_notebook_is_in_the_study_and_judged_on_planted_data():
+    files = (ROOT / "tests/eestudy").glob("test_page*.py")
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
+    judged = set(re.findall(r'(?:verdicts|run_page)\(\s*"(\w+)"', code))
+    assert judged == set(NAMES) == set(yaml.safe_load((ROOT / "study.yml").read_text())["notebooks"])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

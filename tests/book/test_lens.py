@@ -181,6 +181,30 @@ def test_a_sentence_that_can_t_be_read_gets_one_line(sentence, line, loaded):
     assert text_of(loaded, "full") == before and not loaded.errors
 
 
+def test_a_part_that_is_missing_is_named_and_after_a_crash_of_the_worker_the_model_is_loaded_anew(site, window):
+    """Whoever asked gets one line; the next sentence is read."""
+    part, away = site / "lens/weights-02.js", site / "lens/away.js"
+    window.open(f"{site}/lens.html")
+    part.rename(away)
+    try:
+        submit(window, "Guten Tag.")
+        assert "weights-02.js" in text_of(window, "complaint")
+    finally:
+        away.rename(part)
+    submit(window, "Guten Tag.")
+    assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
+    crash = """(async () => {
+        const { before, after } = Lens.stored.directions[0];
+        const request = { before, after, room: Lens.stored.room, sentence: "Der Hund", rule: null };
+        const pending = Lens.model.write(request, () => null).then(() => "it went on", (error) => error.message);
+        Lens.model.worker.onerror(new ErrorEvent("error", { message: "out of memory" }));
+        return pending;
+    })()"""
+    assert window.run(crash) == "out of memory" and not window.run("Lens.model.ready")
+    submit(window, "Der Hund schläft.")
+    assert not text_of(window, "complaint") and "a second" in text_of(window, "status")
+
+
 def test_stored_outputs_are_explored_without_a_model_and_are_never_markup(site, window):
     """What a result page holds: choose an output, look at a cell; names and texts of tokens stay text."""
     texts = ["</script><img src=x onerror='window.broken=1'>", "<b>&lt;", "é", "$x$"]

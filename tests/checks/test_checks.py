@@ -153,3 +153,9 @@ def test_methods_are_raced(folder_of, tmp_path):
     assert all(row["texts_equal"] == row["texts"] and row["times_plain"] > 0 for row in exact)
     assert found["goals"][0]["met"] and found["goals"] == race.goals(rows)
     assert missed(race.goals([]))
+
+
+def test_without_a_gpu_the_kernel_s_check_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    status, found = run("kernel", "--output", str(tmp_path / "a.json"))
+    assert "no GPU" in status and found is None

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,6 +24,47 @@ def test_every_number_has_source_units_and_base(table):
         base = column["layer_base"]
         assert column["units"] and (base in (0, 1, "unknown", "not a layer") or base.startswith("base of the"))
     assert all(set(row) == {"row", *record["columns"]} for row in record["rows"])
+
+
+def test_tables_agree_where_the_papers_do():
+    by_pair = papers.published("P-table-7").groupby("model")[["comet_a", "avg"]].mean()
+    totals = papers.published("P-table-2").query("task == 'WMT22'").set_index("model")
+    assert (by_pair - totals[["comet_a", "avg"]]).abs().max().max() < 0.01
+    first, after = papers.published("P-table-4"), papers.published("P-table-9")
+    assert (first.perc == after.perc_before).all()
+    text = papers.published("M-text").set_index("key").value
+    assert text["first similar state, difficult"] == papers.published("M-table-1").difficult[0]
+    for row in papers.published("M-figure-1").itertuples():
+        assert text[f"tokens unchanged after layer {row.layer}, weighted objective"] == row.unchanged
+
+
+def test_published_values_follow_from_the_tables():
+    value = {claim.id: claim.published for claim in papers.claims()}
+    table_2, pairs = papers.published("P-table-2"), papers.published("P-table-7")
+    small = table_2[table_2.model == "7B"]
+    pairs = pairs[pairs.model == "7B"].set_index("direction").perc
+    into = pairs[pairs.index.str.endswith("-EN")].mean() - pairs[pairs.index.str.startswith("EN-")].mean()
+    change = papers.published("P-table-9").eval("avg_after - avg_before").mean() / 12
+    rows = papers.published("P-table-1").set_index("layers_early").loc[10, ["WMT22", "CNN_DM", "NarrativeQA"]]
+    own = papers.published("M-table-1").set_index("property").eval("easy - difficult")
+    expected = {
+        "P-S1": small.perc.mean() / 100,
+        "P-S2": rows.astype(float).mean() / 100,
+        "P-S3": (small.avg.max() - small.avg.min()) / 32,
+        "P-S4": into / 100,
+        "P-J3": change,
+        "P-A1": papers.published("P-table-3").perc.mean() / 100,
+        "M-D1": -own["first_similar_state"],
+        "M-D3": own["length"],
+        "M-D5": own["monotonic_after_0"] / 100,
+        "M-D6": -own["monotonic_after_4"] / 100,
+        "M-D7": -own["monotonic_after_8"] / 100,
+        "M-M1": papers.published("M-figure-1").unchanged[0] / 100,
+        "M-M2": papers.published("M-figure-1").unchanged[1] / 100,
+    }
+    for claim_id, number in expected.items():
+        assert value[claim_id] == pytest.approx(number, abs=6e-5), claim_id
+    assert papers.claim("P-S2").threshold == rows.min() / 100
 
 
 def test_claims_are_complete_and_unique():
@@ -114,3 +157,16 @@ def test_p_value_says_at_which_level_the_interval_would_reach_the_bound():
         assert papers.p_value(claim, interval_of_it) == pytest.approx(p, rel=4e-3)
     alike = interval(pd.DataFrame({"value": [1.0] * 30, "group": range(30)}), "value", kind="mean")
     assert math.isnan(papers.p_value(above, alike)) and papers.judge("P-S1", alike).p is None
+
+
+def git(*arguments: str) -> bool:
+    """Whether a call of git on the project succeeds; without a repository it does not."""
+    return subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(
+    not git("merge-base", "--is-ancestor", "c09e3b4", "HEAD"), reason="no history here; git fetch --unshallow"
+)
+def test_commits_that_claims_name_are_in_the_history():
+    named = set(re.findall(r'"commit": "([0-9a-f]+)"', (FOLDER / "claims.json").read_text(encoding="utf-8")))
+    assert len(named) > 3 and {name for name in named if not git("merge-base", "--is-ancestor", name, "HEAD")} == set()

@@ -120,11 +120,17 @@ def test_rows_alike_count_for_less_and_groups_that_never_vary_for_one_each():
     assert all_of_them[:4] == pytest.approx((1, 0.025 ** (1 / 160), 1, 160))
 
 
-def test_shares_of_tasks_join_their_limits():
+def test_shares_of_tasks_and_of_sides_join_their_limits():
     ones = framed([True] * 160, range(160))
     low = 0.025 ** (1 / 160)
     two = interval(pd.concat([ones.assign(task=task) for task in "ab"]), "value", "share")
     assert two[:5] == pytest.approx((1, 1 - (1 - low) / math.sqrt(2), 1, 160, 2))
+    none = pd.concat([ones.assign(side=True), ones.assign(value=False, side=False)])
+    assert interval(none, "value", "share", by="side")[:3] == pytest.approx((1, 1 - (1 - low) * math.sqrt(2), 1))
+    same = pd.concat([framed(np.arange(160) % 4 == 0, range(160), side=side) for side in (True, False)])
+    one = binomtest(40, 160).proportion_ci()
+    apart = abs((0.25 - one.low) - (one.high - 0.25))  # what is left of two limits whose correlation is 1
+    assert interval(same, "value", "share", by="side")[:3] == pytest.approx((0, -apart, apart))
 
 
 LOSSES = np.r_[[0.0] * 52, np.linspace(0.001, 0.019, 44), 0.02, 0.05, 0.07, 0.15]

@@ -28,7 +28,7 @@ from eelib.exits.calibration import (
 )
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.policy import Policy, calibrate
+from eelib.exits.policy import Policy, calibrate, units_of
 from eelib.exits.trace_scores import curve
 from eelib.tasks.task import Task
 from eestudy.exits.shadow import DriftAlarm, Service, bets
@@ -227,10 +227,15 @@ def test_a_file_that_is_no_policy_is_one_line(policy, tmp_path, one_line):
 
 
 def test_a_text_of_several_tasks_is_one_unit(setting, policy):
-    (model, _, traces), task = setting, setting[1]["made"]
+    """In whatever order it stands there; other texts are other units, though their rows have the same numbers."""
+    (model, tasks, traces), task = setting, setting[1]["made"]
     other = replace(task, units=[f"in another language: {unit}" for unit in task.units])
     two = calibrate(model, {"a": task, "b": other}, {"a": traces["made"], "b": traces["made"]}, **HALF)
     assert two.risks == policy.risks  # the same sources
+    units = units_of(tasks | {"again": Task.from_prompts(TEXTS[::-1])})
+    assert list(units["again"].values()) == list(units["made"].values())[::-1]
+    units = units_of(tasks | {"others": Task.from_prompts([f"{text}!" for text in TEXTS])})
+    assert len({*units["made"].values(), *units["others"].values()}) == 2 * len(TEXTS)
 
 
 def test_what_can_not_be_calibrated_is_one_line(setting, one_line, tmp_path):

@@ -15,6 +15,7 @@ from checks.tiny_texts import tokenizer_for
 from eelib.common.errors import CheckpointError
 from eelib.common.files import data_folder
 from eelib.common.tolerances import close
+from eelib.models import checkpoint
 from eelib.models.checkpoint import path_of
 from eelib.models.model import prepare, probe_ids
 from eelib.tracing.decode import states_of
@@ -62,6 +63,19 @@ def test_half_precision_is_as_near_as_the_same_written_out(name, dtype, model_of
 
 def prepared(network, kind="causal"):
     return prepare(network, tokenizer_for(kind), "odd", kind)
+
+
+def test_balanced_gives_the_same_states(folder_of, model_of):
+    spread = eelib.load_model(str(folder_of("llama")), device="balanced")
+    torch.testing.assert_close(*(states_of(m, [[5, 6, 7]], [[8]])[0].cpu() for m in (spread, model_of("llama"))))
+
+
+def test_a_dtype_that_is_slow_here_is_said_to_be_and_auto_takes_none(folder_of, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint, "cpu_slowdown", lambda dtype: 6.0)
+    for dtype, taken, said in (("bfloat16", "bfloat16", "takes 6.0 times as long"), ("auto", "float32", "")):
+        model = eelib.load_model(str(folder_of("llama")), dtype=dtype, device="cpu")
+        assert model.dtype == taken and bool(said) == ("is slow on this processor" in (out := capsys.readouterr().out))
+        assert said in out
 
 
 def test_block_that_does_not_add_up_is_named():

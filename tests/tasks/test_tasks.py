@@ -262,3 +262,11 @@ def test_wmt22_from_a_sacrebleu_folder(tmp_path, one_line):
     assert task.references == [["Good morning."], ["How are you?"]]  # the reference that sacreBLEU scores WMT22 on
     assert (task.name, task.source_language, task.target_language) == ("wmt22/de-en", "de", "en")
     one_line(ValueError, ("wmt22/zh-en", str(tmp_path)), lambda: load_task("wmt22/zh-en", source=str(tmp_path)))
+
+
+def test_rows_of_a_passage_are_one_unit_whatever_it_is_called(tmp_path):
+    """Also where its name is the number of one of them; rows without a group are each of its own text's name."""
+    for names in ("1122", [0, 0, 1, 1]):
+        rows = [QUESTION | {"question": f"Who {i}?", "passage": passage} for i, passage in enumerate(names)]
+        assert loaded(tmp_path / f"q{names[0]}.jsonl", rows).units == [str(name) for name in names]
+    assert len(set(loaded(tmp_path / "n.jsonl", [*NEWS, NEWS[0]]).units)) == len(NEWS)

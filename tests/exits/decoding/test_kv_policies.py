@@ -11,8 +11,9 @@ from families import CORE
 
 from checks.tiny_texts import PROMPTS
 from eelib.exits.decoding import loop
-from eelib.exits.decoding.gate_runner import read_logits
+from eelib.exits.decoding.gate_runner import GateRunner, read_logits
 from eelib.exits.decoding.generate import generate
+from eelib.exits.decoding.kv_policies import KV_POLICIES
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import LayerOutput, gate_named
 from eelib.models.probe import output_of, with_tensor
@@ -105,3 +106,12 @@ def test_free_learns_of_tokens_that_went_deep(model_of, many):
     found = sorted(zip(rule.threshold.scores, rule.threshold.agreed))
     assert len({agreed for _, agreed in wanted}) == 2
     np.testing.assert_allclose(np.array(found, float), np.array(wanted, float), rtol=1e-5)
+
+
+def test_a_batch_is_split_where_it_saves_enough(model_of, monkeypatch):
+    """One of two sequences exits after block 1 of 3: two blocks of one token are saved, but for a draft."""
+    model, running = model_of("llama"), {"exits": 1, "goes on": 1}
+    for kv_policy, split, saves in (("copy", 2, True), ("copy", 3, False), ("verified", 2, False)):
+        monkeypatch.setattr(loop, "BATCH_SPLIT", split)
+        decoder = loop.Decoder(model, KV_POLICIES[kv_policy], GateRunner(model, None), 0)
+        assert decoder.saves(1, running, {"exits": None}) == saves and decoder.saves(1, running, running)
