@@ -1,7 +1,5 @@
 """A tiny tokenizer, and prompts for it, for checkpoints that are made on the spot."""
 
-from functools import cache
-
 import transformers as hf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -23,9 +21,11 @@ PROMPTS = [
 ]
 
 
-@cache
 def tokenizer_for(kind: str) -> hf.PreTrainedTokenizerFast:
-    """Byte-level BPE of 300 entries; like the real ones, encoders end their input and masked models frame it."""
+    """Byte-level BPE of 300 entries; like the real ones, encoders end their input and masked models frame it.
+
+    A new one each time, since a test may change its window.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

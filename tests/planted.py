@@ -7,7 +7,6 @@ writes other outputs and readouts in its place. A notebook finds it finished, an
 import gzip
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from unittest import mock
 
@@ -179,7 +178,7 @@ def ranked(emitted: int, vocabulary: int, k: int) -> tuple[list[int], list[int]]
 
 def deep_model(folder: Path, layers: int = 10, seed: int = 0, window: int = WINDOW, last_place: float = 0.0) -> Model:
     """A checkpoint as tiny as may be, of so many blocks; `last_place` is added to the weights of its last position."""
-    tokenizer = deepcopy(tokenizer_for("causal"))  # which other tests use, too
+    tokenizer = tokenizer_for("causal")
     tokenizer.model_max_length = window
     torch.manual_seed(seed)
     size = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": window, "vocab_size": len(tokenizer)}

@@ -85,9 +85,9 @@ def test_own_texts_go_on_from_a_place(own):
 @pytest.mark.parametrize(
     "recipe",
     [
-        replace(BLOCK, layer=1, head=40, peak=3e-3, steps=30),
-        replace(FEATURES, head=40, peak=3e-3, steps=20),
-        replace(JOINT, rank=4, peak=3e-3, steps=20, shown=(1, 2)),
+        replace(BLOCK, layer=1, head=40, peak=1e-2, steps=40),
+        replace(FEATURES, head=40, peak=2e-2, steps=40),
+        replace(JOINT, rank=4, peak=2e-2, steps=40, shown=(1, 2)),
         replace(SMOLLM2_LENS, peak=1e-2, steps=20, shown=(1, 2)),
     ],
     ids=lambda recipe: recipe.name,
