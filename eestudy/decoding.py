@@ -175,7 +175,8 @@ def nats(model: Model, prompt: list[int], output: list[int]) -> float:
     if not output:
         return 0.0
     with in_turn(model.blocks):
-        logits = model.network(**model.adapter.whole_inputs(prompt, output)).logits[0, -len(output) :].double()
+        inputs = model.adapter.whole_inputs(prompt, output) | model.adapter.last_logits(len(output))
+        logits = model.network(**inputs).logits[0, -len(output) :].double()
     own = logits.gather(1, torch.tensor(output, device=logits.device)[:, None])[:, 0]
     return float((logits.logsumexp(-1) - own).sum())
 

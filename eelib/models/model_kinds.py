@@ -79,6 +79,10 @@ class ModelKind:
         inputs = self.plain_inputs(self.model.network, self.row(self.input_ids_for(prompt, output)))
         return inputs | self.context([prompt])
 
+    def last_logits(self, count: int = 1) -> Inputs:
+        """The argument that limits logits to the last `count` positions, where the network takes it."""
+        return {}
+
     def context(self, prompts: list[list[int]]) -> Inputs:
         """Arguments that are the same at every step."""
         return {}
@@ -161,9 +165,8 @@ class Causal(ModelKind):
             return self.uncached(self.model.network)
         return {"past_key_values": cache, "use_cache": True}
 
-    def last_logits(self) -> Inputs:
-        """The argument that limits logits to the last position, where the network takes it."""
-        return {"logits_to_keep": 1} if accepts(self.model.network, "logits_to_keep") else {}
+    def last_logits(self, count: int = 1) -> Inputs:
+        return {"logits_to_keep": count} if accepts(self.model.network, "logits_to_keep") else {}
 
     def next_ids(self, inputs: Inputs, emitted: list[int]) -> Tensor:
         """Ids [rows, new] of the next step: the emitted ones, or without a cache the whole text."""

@@ -91,7 +91,7 @@ def states_of(
         capture: AbstractContextManager[dict[str, list[Tensor]]]
         capture = site_states(model.blocks, model.components) if sites else nullcontext({})
         with block_states(model.blocks) as states, capture as captured:
-            model.network(**inputs)
+            model.network(**inputs, **model.adapter.last_logits())
         for site, values in captured.items():
             found.setdefault(site, []).append(torch.stack([value[0, read] for value in values], dim=1))
         layers.append(model.read_through(torch.stack([state[0, read] for state in states], dim=1)))
