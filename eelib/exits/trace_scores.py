@@ -1,9 +1,9 @@
 """A gate's scores over a finished trace: where its tokens would exit, and the curve of all thresholds.
 
 Teacher-forced: every token follows the model's own full-depth output, so an error does not change later tokens.
-Gates that look at states, which no trace holds, are scored in one pass over the texts, and the scores are stored beside
-the trace. A token exits at the first layer at which the running maximum of its scores passes. So its exit layer only
-rises with the threshold, and all thresholds come from one pass over the scores.
+Gates that look at states are scored by those that the trace keeps, or in one pass over the texts, and the scores are
+stored beside the trace. A token exits at the first layer at which the running maximum of its scores passes. So its exit
+layer only rises with the threshold, and all thresholds come from one pass over the scores.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from eelib.exits.gates.gate import NO_EXIT, LayerOutput
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing.decode import encode, split_given, states_of
+from eelib.tracing.plan import kept_states, with_kept_states
 from eelib.tracing.store import add_file, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import Trace
 
@@ -117,8 +118,8 @@ def needs_states(rule: ExitRule) -> bool:
 def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule]) -> None:
     """Score every token of a trace by the rules whose gates need states, and store the scores in the trace's folder.
 
-    One pass over the known outputs makes all missing scores. InputError where the trace is of another model, dtype or
-    task.
+    They are made from the states that the trace keeps, or in one pass over the known outputs. InputError where the
+    trace is of another model, dtype or task.
     """
     if (trace.manifest["weights"], trace.manifest["task_hash"]) != (model.hash, task.hash):
         raise InputError(f"the trace in {trace.folder} is not of {model.name} and {task.name}")
@@ -142,10 +143,11 @@ def make_scores(model: Model, task: Task, trace: Trace, rules: Sequence[ExitRule
             prompts = [split_given(model, text)[0] for text in prompts]
         parts: list[list[Scores]] = [[] for _ in rules]
         tokens, start = Tokens(trace, model.device), 0
+        kept = with_kept_states(model, trace.folder.parent.parent, manifest)
         for some in together([len(output) for output in outputs], AT_ONCE):
             rows = slice(start, start + sum(map(len, outputs[some])))
             start = rows.stop
-            states, _ = states_of(model, prompts[some], outputs[some])
+            states = kept_states(model, kept, rows) if kept else states_of(model, prompts[some], outputs[some])[0]
             now = partial(with_states, model, tokens, rows, states)
             for part, rule in zip(parts, rules):
                 found = score_layers(rule, model.layers, tokens.final[rows], now)

@@ -231,10 +231,11 @@ class ReadoutBuffer:
         references: the token ids of each sequence's reference, or empty. The reference's next token is known as long
             as the output is the reference's beginning; after that it is -1, and its probability NaN.
         given: the references are the texts that the model reads, so that the next token is known everywhere.
+        keep: give the states back, too, as "state" [n, L+1, hidden_size], float32.
     """
 
-    def __init__(self, head: Head, references: list[list[int]], given: bool = False):
-        self.head, self.references, self.given = head, references, given
+    def __init__(self, head: Head, references: list[list[int]], given: bool = False, keep: bool = False):
+        self.head, self.references, self.given, self.keep = head, references, given, keep
         self.lengths, self.agrees = [0] * len(references), [True] * len(references)
         self.buffered: Tensor | None = None  # [room, L+1, hidden_size]
         self.filled, self.logit_buffer = 0, LogitBuffer()
@@ -275,16 +276,11 @@ class ReadoutBuffer:
 
     def flush(self) -> None:
         if self.buffered is not None and self.filled:
-            new = slice(len(self.ids) - self.filled, None)
-            self.done.append(
-                read(
-                    self.head,
-                    self.buffered[: self.filled],
-                    torch.tensor(self.ids[new]),
-                    torch.tensor(self.known[new]),
-                    logit_buffer=self.logit_buffer,
-                )
-            )
+            new, states = slice(len(self.ids) - self.filled, None), self.buffered[: self.filled]
+            final, known = torch.tensor(self.ids[new]), torch.tensor(self.known[new])
+            self.done.append(read(self.head, states, final, known, logit_buffer=self.logit_buffer))
+            if self.keep:
+                self.done[-1]["state"] = states.to("cpu", torch.float32, copy=True)
             self.filled = 0
 
     def finish(self) -> Readout:

@@ -38,10 +38,14 @@ TRANSLATORS_FILE, DRAFT_FILE = "translators.safetensors", "draft.safetensors"
 
 
 class Translators(nn.Module):
-    """Layer l's state h [n, hidden_size], l in 1..L-1, becomes h + W_l h + b_l; layers 0 and L are unchanged."""
+    """Layer l's state h [n, hidden_size], l in 1..L-1, becomes h + W_l h + b_l; layers 0 and L are unchanged.
+
+    `of`: the "model" and the hash of its "weights" for which they were trained; empty if not known.
+    """
 
     def __init__(self, layers: int, hidden_size: int):
         super().__init__()
+        self.of: dict[str, str] = {}
         self.weight = nn.Parameter(torch.zeros(layers - 1, hidden_size, hidden_size))
         self.bias = nn.Parameter(torch.zeros(layers - 1, hidden_size))
 
@@ -255,5 +259,6 @@ def with_translators(model: "Model", folder: Path) -> "Model":
         raise CheckpointError(f"{file} holds values that are not finite")
     whole = hashlib.sha256(model.hash.encode() + file.read_bytes()).hexdigest()
     found = found.requires_grad_(False).to(model.device).eval()
+    found.of = {"model": model.name, "weights": model.hash}
     title = f"{folder.name}, a tuned lens of {model.title or model.name}"
     return replace(model, name=folder.name, title=title, hash=whole, translators=found)

@@ -99,18 +99,19 @@ def states_of(
 
 
 def read_outputs(
-    model: Model, prompts: list[list[int]], references: list[list[int]], max_new_tokens: int
+    model: Model, prompts: list[list[int]], references: list[list[int]], max_new_tokens: int, keep: bool = False
 ) -> tuple[list[list[int]], Readout]:
     """Decode prompts and read every layer of every token.
 
     A masked model is read at each position of the prompts, a classifier at the one position that it uses.
 
     `references`: for each prompt, the token ids of its reference, whose probabilities are read too; may be empty.
+    `keep`: give the states back, too.
 
     Returns:
         The token ids of each output, and the readouts of all of them, in order.
     """
-    reader = ReadoutBuffer(model.unembed, references)
+    reader = ReadoutBuffer(model.unembed, references, keep=keep)
     if model.adapter.writes:
         return greedy_decode(model, prompts, max_new_tokens, reader), reader.finish()
     outputs = []

@@ -5,7 +5,7 @@ and shares the work among processes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -19,14 +19,15 @@ from eelib.common.files import exclusive, without_empty_folders
 from eelib.common.machine import run_in_halves
 from eelib.common.tolerances import tolerance
 from eelib.common.values import check_whole
-from eelib.lens.readout import Readout, read
+from eelib.lens.readout import Readout, ReadoutBuffer, read
 from eelib.lens.similarity import layer_pairs
+from eelib.models.head import Head
 from eelib.models.model import Model
 from eelib.tasks.task import Task
 from eelib.tracing import store
 from eelib.tracing.columns import STORED, STORED_OF_SITES, describe_all
 from eelib.tracing.decode import encode, read_given, read_outputs, split_given, states_of
-from eelib.tracing.plan import Job, begin
+from eelib.tracing.plan import Job, begin, kept_states, with_kept_states
 from eelib.tracing.store import add_file, finished, intact, load_manifest, save_manifest, to_bytes
 from eelib.tracing.trace import PAIR_TOKENS, Trace, extra_file
 
@@ -50,7 +51,8 @@ def trace(
         model: from `eelib.load_model`.
         task: from `eelib.load_task` or `Task.from_prompts`.
         max_new_tokens: longest output. Decoding is greedy, and every emitted token is read at layers 0..L.
-        folder: where traces lie, each in a folder of its own.
+        folder: where traces lie, each in a folder of its own. A trace also keeps the states of decoded tokens where all
+            of them take at most 256 MB; gates, pairs and a tuned lens then read these, and nothing runs again.
         batch_size: most sequences in a shard; None for a power of two that fits half of the free memory. A half-made
             trace keeps its own.
         sites: True reads the sub-layers of the first 24 sequences, a number n those of the first n.
@@ -148,7 +150,9 @@ def make_shard(job: Job, sequences: list[int], index: int) -> None:
         finals, readout = read_what_fits(job, prompts, outputs)
     else:
         references = [reference_ids(model, job.task, i) for i in sequences]
-        outputs, readout = read_what_fits(job, prompts, references)
+        outputs, readout = (
+            read_kept(job, sequences, references) if job.kept else read_what_fits(job, prompts, references)
+        )
         finals, truncated = outputs, [model.adapter.writes and ids[-1] not in model.eos_ids for ids in outputs]
     final = torch.tensor([token for ids in finals for token in ids])
     counts = {"rows": len(final), "mismatches": count_mismatches(readout, final, model)}
@@ -158,6 +162,8 @@ def make_shard(job: Job, sequences: list[int], index: int) -> None:
         "tokens": tokens | {name: readout[name].numpy() for name in STORED},
         "sequences": rows,
     }
+    if job.keeps_states:
+        frames["states"] = {"state": readout["state"].numpy()}
     for part, frame in frames.items():
         add_file(job.folder, record, f"{part}-{index:05d}", to_bytes(frame))
     record |= {"seconds": round(time.monotonic() - began, 2), "date": time.strftime("%Y-%m-%d")}
@@ -171,13 +177,25 @@ def read_what_fits(job: Job, prompts: list[list[int]], references: list[list[int
         some, wanted = map(list, zip(*pairs))
         if job.given:
             return read_given(job.model, some, wanted)
-        return read_outputs(job.model, some, wanted, job.max_new_tokens)
+        return read_outputs(job.model, some, wanted, job.max_new_tokens, job.keeps_states)
 
     parts = run_in_halves(read_some, list(zip(prompts, references)))
     if len(parts) == 1:
         return parts[0]
     values = {name: torch.cat([readout[name] for _, readout in parts]) for name in parts[0][1]}
     return [output for outputs, _ in parts for output in outputs], values
+
+
+def read_kept(job: Job, sequences: list[int], references: list[list[int]]) -> tuple[list[list[int]], Readout]:
+    """As `read_outputs`, through a lens, from the outputs and states of its own model's trace."""
+    kept, reader, outputs = job.kept, ReadoutBuffer(job.model.unembed, references), []
+    assert kept is not None
+    rows, ids = kept.tokens.groupby("sequence").indices, kept.tokens["token_id"].to_numpy()
+    for row, sequence in enumerate(sequences):
+        own = rows[sequence]
+        outputs.append(ids[own].tolist())
+        reader.add(kept_states(job.model, kept, own), [row] * len(own), outputs[-1])
+    return outputs, reader.finish()
 
 
 def reference_ids(model: Model, task: Task, sequence: int) -> list[int]:
@@ -210,7 +228,7 @@ def count_mismatches(readout: Readout, emitted: Tensor, model: Model) -> int:
     return int(wrong.sum())
 
 
-# ---- sub-layers and pairs of layers, read in one pass over the known outputs
+# ---- sub-layers and pairs of layers, read in one pass over the known outputs, or from the states that a trace keeps
 
 
 def read_sites(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
@@ -225,17 +243,15 @@ def read_sites(model: Model, prompt: list[int], output: list[int], final: list[i
     return {"row": np.arange(len(output)), **columns}
 
 
-def read_pairs(model: Model, prompt: list[int], output: list[int], final: list[int]) -> dict[str, np.ndarray]:
+def read_pairs(head: Head, states: Tensor) -> dict[str, np.ndarray]:
     """Compare all pairs of layers at some tokens: each measure [some, L+1, L+1], and "row" [some], the tokens' numbers.
 
     They are the tokens in the middle of PAIR_TOKENS equal parts of the output, or all tokens where there are fewer.
+    `states`: [tokens, L+1, hidden_size] of one sequence.
     """
-    count, parts = len(output), min(PAIR_TOKENS, len(output))
+    count, parts = len(states), min(PAIR_TOKENS, len(states))
     rows = ((np.arange(parts) + 0.5) * count / parts).astype(int)
-    return {"row": rows, **layer_pairs(model.unembed, states_of(model, [prompt], [output])[0][rows])}
-
-
-EXTRAS: dict[str, Callable[..., dict[str, np.ndarray]]] = {"sites": read_sites, "pairs": read_pairs}
+    return {"row": rows, **layer_pairs(head, states[rows])}
 
 
 def make_extra(job: Job, kind: str, count: int) -> None:
@@ -243,7 +259,7 @@ def make_extra(job: Job, kind: str, count: int) -> None:
     manifest, name = load_manifest(job.folder), extra_file(kind, count)
     if intact(job.folder, manifest, name):
         return
-    made = Trace(job.folder)
+    made, kept = Trace(job.folder), with_kept_states(job.model, job.runs, job.identity) if kind == "pairs" else None
     chosen = made.sequences["sequence"].tolist()[:count]
     ids, finals, found = made.tokens["token_id"].to_numpy(), made.final_ids, []
     rows = made.tokens.groupby("sequence").indices
@@ -252,8 +268,13 @@ def make_extra(job: Job, kind: str, count: int) -> None:
         prompts = [split_given(job.model, text)[0] for text in prompts]
     bar = tqdm(list(zip(chosen, prompts)), f"{job.task.name} {kind}", unit="seq", disable=not job.progress)
     for sequence, prompt in bar:
-        own = rows[sequence]
-        part = EXTRAS[kind](job.model, prompt, ids[own].tolist(), finals[own].tolist())
+        own, model = rows[sequence], job.model
+        output = ids[own].tolist()
+        if kind == "sites":
+            part = read_sites(model, prompt, output, finals[own].tolist())
+        else:
+            states = kept_states(model, kept, own) if kept else states_of(model, [prompt], [output])[0]
+            part = read_pairs(model.unembed, states)
         found.append(part | {"row": own[part["row"]]})
     columns = {key: np.concatenate([part[key] for part in found]) for key in found[0]}
     add_file(job.folder, manifest, name, to_bytes(columns))

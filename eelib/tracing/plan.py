@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
+from torch import Tensor
 
 from eelib.common.errors import InputError
 from eelib.common.machine import free_memory, machine, versions
@@ -17,10 +19,13 @@ from eelib.models.model import Model
 from eelib.tasks.classification import named
 from eelib.tasks.task import Task
 from eelib.tracing.decode import encode
-from eelib.tracing.store import load_manifest, save_manifest
+from eelib.tracing.store import intact, load_manifest, save_manifest
+from eelib.tracing.trace import Trace
 
-TRACE_VERSION = 5  # to be raised by a change of the code that changes what a trace holds: it is then made again
+TRACE_VERSION = 6  # to be raised by a change of the code that changes what a trace holds: it is then made again
 SHARD = {"cpu": 32, "cuda": 128}  # most sequences in a batch, and so in a shard, where no batch size is given
+STATES = 2**28  # bytes: a trace whose states take no more keeps them
+IDENTITY = ("model", "weights", "task", "task_hash", "settings", "version", "torch", "transformers")
 CHUNK = 2000  # prompts that are encoded together
 
 
@@ -61,23 +66,49 @@ class Job:
         settings |= {"dtype": model.dtype, "device": model.device.type}
         if model.device.type == "cuda":  # shards of two kinds of GPU do not mix
             settings["card"] = machine(model.device)
-        return {
-            "model": model.name,
-            "weights": model.hash,
-            "task": task.name,
-            "task_hash": task.hash,
-            "settings": settings,
-            "version": TRACE_VERSION,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
+        about = model.name, model.hash, task.name, task.hash, settings, TRACE_VERSION
+        return dict(zip(IDENTITY, (*about, torch.__version__, transformers.__version__)))
 
     @cached_property
     def folder(self) -> Path:
-        """The trace's folder: runs/model/task-key."""
-        key = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
-        task = re.sub(r"[^\w.+-]", ".", self.task.name).encode()[:100].decode(errors="ignore")  # a name has 255 bytes
-        return Path(self.runs) / self.model.name / f"{task}-{key}"
+        return folder_of(self.runs, self.identity)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the states of decoded tokens are stored, too: where they take little room, and not through a lens."""
+        size = 4 * len(self.task) * self.max_new_tokens * (self.model.layers + 1) * self.model.hidden_size
+        decodes = self.model.adapter.writes and not self.given
+        return decodes and self.model.translators is None and size <= STATES
+
+    @cached_property
+    def kept(self) -> Trace | None:
+        """Through a lens, the trace of its own model if that keeps its states, which are read in place of decoding."""
+        return with_kept_states(self.model, self.runs, self.identity) if self.model.translators is not None else None
+
+
+def folder_of(runs: str | Path, identity: dict) -> Path:
+    """The folder of a trace with this identity: runs/model/task-key."""
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    task = re.sub(r"[^\w.+-]", ".", identity["task"]).encode()[:100].decode(errors="ignore")  # a name has 255 bytes
+    return Path(runs) / identity["model"] / f"{task}-{key}"
+
+
+def with_kept_states(model: Model, runs: str | Path, identity: dict) -> Trace | None:
+    """The trace with this identity, or through a lens that of the lens's own model, if it keeps its states, unaltered.
+
+    `identity`: as in `Job`, or a manifest, which has more.
+    """
+    own = {key: identity[key] for key in IDENTITY} | (model.translators.of if model.translators is not None else {})
+    folder = folder_of(runs, own)
+    manifest = load_manifest(folder)
+    names = [f"states-{index:05d}" for index in range(len(manifest.get("plan", ())))]
+    whole = manifest.get("finished") and all(intact(folder, manifest, name) for name in names)
+    return Trace(folder) if whole else None
+
+
+def kept_states(model: Model, kept: Trace, rows: np.ndarray | slice) -> Tensor:
+    """The states [n, L+1, hidden_size] of some tokens of a trace that keeps them, as the model reads them."""
+    return model.read_through(torch.from_numpy(kept.states[rows]).to(model.device, getattr(torch, model.dtype)))
 
 
 def check_labels(model: Model, task: Task) -> None:

@@ -89,6 +89,12 @@ class Trace:
             self._readouts[name] = found[self._order]
         return self._readouts[name]
 
+    @cached_property
+    def states(self) -> np.ndarray:
+        """The states [tokens, L+1, hidden_size], float32, of a trace that keeps them."""
+        flat = self._table("states")["state"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return flat.reshape(len(self._order), self.layers + 1, -1)[self._order]
+
     def _stored(self, name: str) -> np.ndarray:
         """A readout as it lies in the shards, [tokens, L+1] or [tokens, L+1, k]."""
         return self._shaped(name, self._table("tokens", [name])[name], self.layers + 1)

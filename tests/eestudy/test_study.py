@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,11 +10,13 @@ import families
 import numpy as np
 import pandas as pd
 import pytest
+from oracle import assert_close
 from planted import asked, sentences, write_task
 
 from eelib.common.errors import InputError
 from eelib.models.lens_adapters import Translators, save_translators
 from eelib.tasks.task import Task
+from eelib.tracing.columns import STORED
 from eelib.tracing.decode import encode
 from eestudy.figures.grids import example
 from eestudy.markup.markdown import text
@@ -135,16 +138,27 @@ def test_a_pair_is_of_one_shape_with_the_same_prompts(parameters, folder_of, tmp
 
 
 def test_a_lens_reads_the_model_s_own_tokens_in_another_way(
-    parameters, model_of, folder_of, tmp_path, one_line, capsys
+    parameters, model_of, folder_of, tmp_path, one_line, capsys, monkeypatch
 ):
+    """From the states that the model's trace keeps, or as it decodes."""
     base, study, moved = model_of("gpt2"), Study(parameters()), Translators(3, 32)
     moved.weight.data.normal_()
     save_translators(moved.requires_grad_(False), tmp_path / "lens", str(folder_of("gpt2")), base.hash)
     llama, lens = str(folder_of("llama")), parameters(lens=str(tmp_path / "lens"))
-    same = lens_of(lens, study)["top1"] == study["top1"]
+    with monkeypatch.context() as patch:
+        patch.setattr("eelib.tracing.make.read_outputs", None)
+        read = lens_of(lens, study)
+    same = read["top1"] == study["top1"]
     assert same[:, [0, -1]].all() and not same.all() and lens_of(parameters(lens=""), study) is None
     one_line(ParameterError, "allowed is a folder with a tuned lens", lambda: Study(parameters(lens=llama)))
     one_line(ParameterError, "other weights", lambda: lens_of(lens, Study(parameters(model=llama))))
+    before = {name: read[name] for name in STORED}
+    for one in read, study:
+        shutil.rmtree(next(iter(one.traces.values())).folder)
+    monkeypatch.setattr("eelib.tracing.plan.STATES", 0)
+    Study(parameters())
+    for name, values in before.items():
+        assert_close(lens_of(lens, study)[name], values, name)
     study.tokens.loc[0, "token_id"] += 1  # a near tie that was decoded otherwise
     assert lens_of(lens, study) is None and "in near ties" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import cycle
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -51,8 +52,8 @@ def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(
 ):
     """Where keys are true, whether or not a batch is split, so that tokens are pending at different depths.
 
-    Gates on states, too, whose scores are made a few sequences at a time and lie beside the trace, and gates that see
-    where earlier tokens exited.
+    Gates on states, too, whose scores are made a few sequences at a time and lie beside the trace, from states that it
+    keeps or in a pass where one file of them is damaged; and gates that see where earlier tokens exited.
     """
     monkeypatch.setattr("eelib.exits.trace_scores.AT_ONCE", 20)  # tokens, of about three sequences
     monkeypatch.setitem(FAMILIES, "deep", replace(FAMILIES["llama"], config=SIX_LAYERS))
@@ -74,15 +75,23 @@ def test_gates_say_the_same_while_decoding_and_of_a_trace_as_of_whole_runs(
         assert kv_policy != "full" or (decoded["layers_run"] == model.layers).all()
     alike = gate in (*TRAINED, "fixed", "schedule") and name != "deep"  # random weights; fixed at layer 1
     assert alike or len(set(exits.tolist())) > 1
-    if {"state", "head"} & set(rule.gate.needs):
-        trace = traces.make(model, tmp_path)
-        make_scores(model, traces.TASK, trace, [rule])
-    exits, found = decide(rule, trace)
-    whole = whole_scores(model, rule, model.tokenizer(traces.TASK.prompts)["input_ids"], by_sequence(trace), exits)
-    assert torch.equal(found.score == NO_EXIT, whole.score == NO_EXIT)
-    torch.testing.assert_close(found.score, whole.score, rtol=2e-4, atol=2e-4)
-    assert (found.tokens == whole.tokens).float().mean() > 0.99
-    assert torch.equal(exits, exits_of(rule, found, torch.tensor(trace.tokens["position"].to_numpy())))
+    of_states = {"state", "head"} & set(rule.gate.needs)
+    for passes in (0, 1) if of_states else (0,):
+        if of_states:
+            trace = traces.make(model, tmp_path / str(passes))
+            if passes:
+                (trace.folder / "states-00000.parquet").write_bytes(b"")
+            with monkeypatch.context() as patch:
+                counted = Mock(side_effect=states_of)
+                patch.setattr("eelib.exits.trace_scores.states_of", counted)
+                make_scores(model, traces.TASK, trace, [rule])
+            assert bool(counted.call_count) == passes
+        exits, found = decide(rule, trace)
+        whole = whole_scores(model, rule, model.tokenizer(traces.TASK.prompts)["input_ids"], by_sequence(trace), exits)
+        assert torch.equal(found.score == NO_EXIT, whole.score == NO_EXIT)
+        torch.testing.assert_close(found.score, whole.score, rtol=2e-4, atol=2e-4)
+        assert (found.tokens == whole.tokens).float().mean() > 0.99
+        assert torch.equal(exits, exits_of(rule, found, torch.tensor(trace.tokens["position"].to_numpy())))
 
 
 @dataclass(frozen=True)
