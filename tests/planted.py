@@ -70,6 +70,7 @@ def plant(
         columns |= consistent(tokens["token_id"].to_numpy(), agreement, model.vocab_size) | readouts(tokens)
         replace_file(place, manifest, f"tokens-{index:05d}", columns)
         replace_file(place, manifest, f"sequences-{index:05d}", {k: np.array(sequences[k]) for k in sequences})
+        (place / f"states-{index:05d}.parquet").unlink(missing_ok=True)  # they are of other tokens
         manifest["counts"][str(index)] = {"rows": len(tokens), "mismatches": 0}
     manifest |= {"rows": sum(count["rows"] for count in manifest["counts"].values()), "mismatches": 0}
     save_manifest(place, manifest)
