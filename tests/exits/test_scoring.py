@@ -106,8 +106,12 @@ class Known(Gate):
 
 
 @pytest.mark.parametrize("kv_policy, name", [("full", "t5"), ("copy", "llama"), ("project", "llama")])
-def test_the_oracle_exits_at_the_first_layer_that_agrees(kv_policy, name, model_of):
-    """With full keys the output is plain decoding's; with others it is what its own exits lead to."""
+def test_the_oracle_exits_at_the_first_layer_that_agrees(kv_policy, name, model_of, monkeypatch):
+    """With full keys the output is plain decoding's; with others it is what its own exits lead to.
+
+    Layers are read as many rows are.
+    """
+    monkeypatch.setattr("eelib.lens.readout.FEW_ROWS", 1)
     model = model_of(name)
     made, again = (
         generate(model, PROMPTS, "oracle", kv_policy=kv_policy, batch_size=size, max_new_tokens=STEPS)
