@@ -128,7 +128,7 @@ def top_ids(head: Head, states: Tensor) -> list[int]:
         pieces = states.split(max(1, LOGITS_AT_ONCE // head.vocab_size))
         return torch.cat([head(piece).argmax(-1) for piece in pieces]).tolist()
     found, logit_buffer = [], LogitBuffer()
-    with torch.inference_mode(False), spread_over_cores() as spread:  # the mode does not reach other threads
+    with torch.inference_mode(False), torch.no_grad(), spread_over_cores() as spread:  # as in the other threads
         for piece in states.split(ROWS_AT_ONCE):
             logits_into(head, piece, logits := logit_buffer.take(len(piece), head.vocab_size), spread)
             found.append(logits.argmax(-1))
