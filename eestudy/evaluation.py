@@ -275,8 +275,9 @@ class Evaluated:
             lost = np.bincount(output[ended], ~agrees[ended], len(owner)) / length
             each = {"layers": layers, "agreed": agrees}
             sums = {name: np.bincount(group[counted], of[counted], len(groups)) for name, of in each.items()}
-            parts.append(groups.assign(threshold=value, **sums, loss=np.bincount(owner, lost, len(groups))))
-        return pd.concat(parts)
+            loss = np.bincount(owner, lost, len(groups))
+            parts.append({"threshold": np.full(len(groups), value), **sums, "loss": loss})
+        return _repeated(groups, parts)
 
     def tokens_at(self, threshold: float) -> pd.DataFrame:
         """One part of `exits`."""
@@ -296,8 +297,9 @@ class Evaluated:
         parts = []
         for value, layers, emitted, _ in self.at(thresholds, self.calibrates):
             early = dict(zip(SIDES["early"], scorer.of(items, np.split(emitted, starts[1:])).T))
-            parts.append(rows.assign(threshold=value, layers=np.add.reduceat(layers * counted, starts), **early))
-        return pd.concat(parts)
+            ran = np.add.reduceat(layers * counted, starts)
+            parts.append({"threshold": np.full(len(rows), value), "layers": ran, **early})
+        return _repeated(rows, parts)
 
 
 # ---- all of them
@@ -305,6 +307,12 @@ class Evaluated:
 
 def _several(studies: Studies) -> Sequence[Study]:
     return studies if isinstance(studies, Sequence) else [studies]
+
+
+def _repeated(rows: pd.DataFrame, parts: list[dict[str, np.ndarray]]) -> pd.DataFrame:
+    """The rows once for each part, with the columns of that part; one frame for each would take far longer."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return pd.concat([rows] * len(parts), ignore_index=True).assign(**columns)
 
 
 def _joined(frames: Iterable[pd.DataFrame], columns: list[str]) -> pd.DataFrame:

@@ -4,12 +4,15 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 FromTotals = Callable[[np.ndarray], np.ndarray]  # totals [draws, k] -> scores [draws], 0-100
 ORDERS = 4  # of BLEU's n-grams
+ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
 
 
 class ItemStats(NamedTuple):
@@ -116,12 +119,21 @@ def rouge(outputs: list[str], references: list[list[str]]) -> dict[str, ItemStat
 
     Each item counts with its best reference.
     """
-    from rouge_score.rouge_scorer import RougeScorer
-
-    keys = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
-    scorer = RougeScorer(list(keys.values()), use_stemmer=True)
+    scorer = rouge_scorer()
     rows = [scorer.score_multi(known, output) for output, known in zip(outputs, references)]
-    return {label: mean_of([row[key].fmeasure for row in rows]) for label, key in keys.items()}
+    return {label: mean_of([row[key].fmeasure for row in rows]) for label, key in ROUGE.items()}
+
+
+@cache
+def rouge_scorer() -> Any:
+    """The scorer of `rouge`, which finds the stem of each word once: that takes most of its time."""
+    from nltk.stem.porter import PorterStemmer
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenize import tokenize
+
+    stemmer = SimpleNamespace(stem=cache(PorterStemmer().stem))
+    words = SimpleNamespace(tokenize=lambda text: tokenize(text, stemmer))
+    return RougeScorer(list(ROUGE.values()), tokenizer=words)
 
 
 def repeated(ids: Sequence[int], length: int = 8) -> np.ndarray:
