@@ -114,6 +114,7 @@ class Policy:
         return pd.DataFrame(rows, columns=["kind", "threshold", "certified", *RISK])
 
     def save(self, path: Path | str) -> None:
+        """Write the policy as JSON. StorageError where that can't be done."""
         content = {"form": FORM} | asdict(self)
         text = json.dumps(content, indent=1, allow_nan=False, default=lambda number: number.item())  # of numpy
         write_atomically(Path(path), f"{text}\n".encode())

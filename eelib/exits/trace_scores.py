@@ -179,7 +179,7 @@ def together(lengths: Sequence[int], most: int) -> Iterator[slice]:
 def stored_scores(rule: ExitRule, trace: Trace) -> Scores:
     """The scores that `make_scores` stored. InputError where there are none."""
     name = name_of(rule)
-    if name not in load_manifest(trace.folder).get("files", {}):
+    if not intact(trace.folder, load_manifest(trace.folder), name):
         raise InputError(
             f"gate {rule.gate.name} looks at states, and this trace has no scores of it; make them with "
             "eelib.exits.trace_scores.make_scores(model, task, trace, rules)"

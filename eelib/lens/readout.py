@@ -17,7 +17,7 @@ TOP = 10
 LOGITS_AT_ONCE = 24 << 20  # most logits held at a time, in elements: 96 MB in float32
 FEW_ROWS = 64  # with fewer, the head's own product is faster on a CPU
 ROWS_AT_ONCE = 256  # with fewer rows, rearranging the weights takes longer than multiplying by them
-FEWEST_LOGITS = 16 << 20  # fewest held at a time, unless all are fewer
+FEWEST_LOGITS = 16 << 20  # fewest held at a time, unless all are fewer; most, where only the top-1 is read
 STATES_AT_ONCE = 16 << 20  # bytes of states that a buffer holds before they are read
 ON_GPU = 8  # times as many there, where a readout takes less time
 SCALARS = (
@@ -94,7 +94,7 @@ def read(
     tokens = max(1, most // (head.vocab_size * states.shape[1]))
     pieces = zip(states.split(tokens), final_ids.split(tokens), known.split(tokens))
     logit_buffer = logit_buffer or LogitBuffer()
-    with spread_over_cores() as spread:
+    with torch.inference_mode(False), torch.no_grad(), spread_over_cores() as spread:  # as in the other threads
         parts = [read_on_cpu(head, *piece, k, logit_buffer, spread) for piece in pieces]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -111,25 +111,25 @@ def kernel_takes(states: Tensor, weight: Tensor) -> bool:
     )
 
 
-def check_finite(values: Tensor, what: str = "states") -> None:
-    """InputError naming the first layer of values [n, L+1, any] that is not finite."""
+def check_finite(values: Tensor, what: str = "states", first: int = 0) -> None:
+    """InputError naming the first layer of values [n, layers, any] that is not finite; theirs begin with `first`."""
     if not bool(torch.isfinite(values).all()):
         bad = torch.isfinite(values).all(-1).all(0).tolist().index(False)
         raise InputError(
-            f"the {what} of layer {bad} of {values.shape[1] - 1} hold values that are not finite, so this batch was "
-            "not written"
+            f"the {what} of layer {bad + first} of {values.shape[1] - 1 + first} hold values that are not finite, "
+            "so this batch was not written"
         )
 
 
 @torch.no_grad()
 def top_ids(head: Head, states: Tensor) -> list[int]:
     """The top-1 ids of states [n, hidden_size]."""
-    if states.is_cuda or len(states) < FEW_ROWS:
-        pieces = states.split(max(1, LOGITS_AT_ONCE // head.vocab_size))
+    pieces = states.split(max(1, FEWEST_LOGITS // head.vocab_size))
+    if states.device.type != "cpu" or len(states) < FEW_ROWS:
         return torch.cat([head(piece).argmax(-1) for piece in pieces]).tolist()
     found, logit_buffer = [], LogitBuffer()
     with torch.inference_mode(False), torch.no_grad(), spread_over_cores() as spread:  # as in the other threads
-        for piece in states.split(ROWS_AT_ONCE):
+        for piece in pieces:
             logits_into(head, piece, logits := logit_buffer.take(len(piece), head.vocab_size), spread)
             found.append(logits.argmax(-1))
     return torch.cat(found).tolist()

@@ -57,7 +57,7 @@ class Head(nn.Module):
         out = out.unsqueeze(0) if self.reads == "each" else out.unsqueeze(1)  # a pooler picks one of a row's positions
         for step in self.steps:
             out = output_of(step(out))
-        out = out.reshape(len(states), -1)
+        out = out.reshape(len(states), out.shape[-1])
         return out * self.input_scale if self.input_scale != 1.0 else out
 
     def forward(self, states: Tensor) -> Tensor:
@@ -71,6 +71,14 @@ class Head(nn.Module):
         if self.softcap:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         return scores if bias is None else scores + bias.to(scores.device)
+
+    def of_first(self, states: Tensor, count: int) -> Tensor:
+        """The logits [n, count] of the tokens with the lowest ids for states [n, hidden_size]."""
+        if type(self.projection) is not nn.Linear:
+            return self(states)[:, :count]
+        bias = None if self.projection.bias is None else self.projection.bias[:count]
+        scores = nn.functional.linear(self.normed(states), self.projection.weight[:count], bias)
+        return self.scaled(scores.float().to(states.device), None if self.bias is None else self.bias[:count])
 
     def of_ids(self, states: Tensor, ids: Tensor) -> Tensor:
         """The logits [n, k] of the tokens `ids` [n, k] for states [n, hidden_size], from k rows of the projection."""

@@ -264,7 +264,7 @@ def load_model(
         name: a shipped or packaged name, a local folder, a GGUF file or a hub id.
         dtype: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16 or float16.
         device: auto (CUDA if there is any, else the CPU), balanced (spread over all devices), cpu, cuda or cuda:N.
-        revision: branch, tag or commit of a hub id.
+        revision: branch, tag or commit of a hub id; for another name an error.
         trust_remote_code: whether code of the checkpoint's own may run.
         fast_products: on a CPU in float32 or bfloat16, linear layers use our own products of few rows if these take
             less time than torch's, which is measured at loading; weights that are bfloat16 numbers are then stored a
@@ -276,6 +276,8 @@ def load_model(
         CheckpointError: one line. Unknown name, dtype or device; weights that are not safetensors or GGUF, or are not
             complete; no tokenizer; code of the folder's own; a quantized format whose library is missing; a model whose
             logits could not be rebuilt from its last captured state.
+        StorageError: a packaged model can't be stored in the user's cache folder.
+        SelfCheckError: our products are not torch's.
     """
     if dtype not in ("auto", *DTYPES):
         raise CheckpointError(f"dtype {dtype!r} is not known; allowed: auto, {', '.join(DTYPES)}")
@@ -297,6 +299,8 @@ def load_model(
         base, lora = lora_base(path), None
     if base:
         lora, path = Path(path), path_of(base)
+    if revision is not None and Path(path).exists():
+        raise CheckpointError(f"{name}: revision={revision!r} is of a hub id, and this is {path}")
     where = resolve_device(device)
     dtype = resolve_dtype(dtype, where)
     with about(f"model {base or name!r}"):

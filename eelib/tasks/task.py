@@ -222,14 +222,18 @@ def load_task(name: str, limit: int | None = None, source: str | None = None) ->
         source: a local copy of a hub task in the hub's own format (for wmt22: a sacreBLEU folder), to load instead.
 
     Raises:
-        InputError: unknown name; a row with a missing, empty or NUL-holding text (file, line and field named).
+        InputError: unknown name; a source for another task than the hub's; a row with a missing, empty or NUL-holding
+            text (file, line and field named).
     """
     if not is_known(name):
         raise InputError(f"task {name!r} is not known; allowed: {', '.join(known_tasks())}, a local folder or file")
     check_limit(limit)
+    of_hub = name in HUB or name.startswith("wmt22/")
+    if source is not None and not of_hub:
+        raise InputError(f"task {name!r} is not the hub's, so source={source!r} does not apply; give the copy's path")
     if name in shipped_tasks():
         return task_of_rows(name, read_rows(data_folder("texts", f"{name}.jsonl"))).take(limit)
-    if name in HUB or name.startswith("wmt22/"):
+    if of_hub:
         fetched = hub_rows(name, source) if name in HUB else wmt22_rows(name.removeprefix("wmt22/"), source)
         numbered = ((f"task {name!r}, row {number}", row) for number, row in enumerate(fetched, 1))
         return task_of_rows(name, numbered).take(limit)

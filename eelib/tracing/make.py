@@ -19,7 +19,7 @@ from eelib.common.files import exclusive, without_empty_folders
 from eelib.common.machine import run_in_halves
 from eelib.common.tolerances import tolerance
 from eelib.common.values import check_whole
-from eelib.lens.readout import Readout, ReadoutBuffer, read
+from eelib.lens.readout import Readout, ReadoutBuffer, check_finite, read
 from eelib.lens.similarity import layer_pairs
 from eelib.models.head import Head
 from eelib.models.model import Model
@@ -238,6 +238,8 @@ def read_sites(model: Model, prompt: list[int], output: list[int], final: list[i
     """
     found, final_ids = states_of(model, [prompt], [output], sites=True)[1], torch.tensor(final)
     found.pop("block")
+    for site, values in found.items():
+        check_finite(values, f"{site} outputs", first=1)
     readouts = {site: read(model.unembed, values, final_ids) for site, values in found.items()}
     columns = {f"{site}/{name}": made[name].numpy() for site, made in readouts.items() for name in STORED_OF_SITES}
     return {"row": np.arange(len(output)), **columns}

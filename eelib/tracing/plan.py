@@ -47,6 +47,8 @@ class Job:
                 f"a trace needs a model from eelib.load_model and a task from eelib.load_task; got "
                 f"{type(self.model).__name__} and {type(self.task).__name__}"
             )
+        if not len(self.task):
+            raise InputError(f"{self.task.name} has no texts; a trace needs one or more")
         check_labels(self.model, self.task)
         if not isinstance(self.given, bool):
             raise InputError(f"given {self.given!r} is not allowed; it must be True or False")

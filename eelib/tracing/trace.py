@@ -91,7 +91,14 @@ class Trace:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """The states [tokens, L+1, hidden_size], float32, of a trace that keeps them."""
+        """The states [tokens, L+1, hidden_size], float32. InputError if the trace keeps none, or they were altered."""
+        names = [f"states-{index:05d}" for index in range(len(self.manifest["plan"]))]
+        if not all(intact(self.folder, self.manifest, name) for name in names):
+            raise InputError(
+                f"{self.folder} keeps no states, or they were altered; without this folder, eelib.trace makes the "
+                "trace anew, with states if they take at most 256 MB"
+            )
+        self._sound.update(names)
         flat = self._table("states")["state"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         return flat.reshape(len(self._order), self.layers + 1, -1)[self._order]
 

@@ -44,12 +44,17 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return ids, (best - logits.logsumexp(-1)).exp()
 
 
+def version_of(weight: Tensor) -> int | None:
+    """How often a weight was changed in place; None where torch does not count, of what is made in inference mode."""
+    return None if weight.is_inference() else weight._version
+
+
 class DraftHead:
     """Some rows of a model's head: those of a block's own tokens, and of the tokens in the batch's prompts."""
 
     def __init__(self, model: Model, block: DraftBlock):
         self.weight = model.network.get_output_embeddings().weight
-        self.version = self.weight._version
+        self.version = version_of(self.weight)
         self.frequent = block.ids
         self.rows = nn.Linear(model.hidden_size, len(self.frequent), bias=False, device="meta")
         self.rows.weight = nn.Parameter(self.weight[self.frequent].clone(), requires_grad=False)
@@ -61,7 +66,7 @@ class DraftHead:
         """Whether the model's head has not changed: the same weights, of the same dtype on the same device."""
         weight, own = model.network.get_output_embeddings().weight, self.rows.weight
         same = (weight.dtype, weight.device) == (own.dtype, own.device)
-        return same and self.weight is weight and self.version == weight._version
+        return same and self.weight is weight and self.version == version_of(weight)
 
     def begin(self, prompts: list[list[int]]) -> None:
         """Take the rows of the tokens in a new batch's prompts."""
@@ -230,7 +235,7 @@ def trained_block(model: Model, kind: str) -> DraftBlock:
     if not file.is_file():
         raise InputError(
             f"draft={kind!r}: {model.name} has no trained block of this kind (there is no {file}); allowed without "
-            "one: auto, prompt, layer:K"
+            "one: auto, prompt, layer:K, int8"
         )
     try:
         if origin_of(file)["model_hash"] != model.hash:
@@ -304,7 +309,7 @@ def quickest(model: Model, costs: PassCosts, sequences: int = 1) -> str:
         right = drafts.expected or (FIRST,)
         right += right[-1:] * (MOST - len(right))
         made = drafts.seconds(costs, sequences)
-        speed_up, _ = expected_speed_up(costs, right, made, sequences, drafts.block is not None)
+        speed_up = expected_speed_up(costs, right, made, sequences, drafts.block is not None)
         if speed_up > best:
             found, best = f"prompt+{kind}", speed_up
     return found

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from eelib.common.tolerances import tolerance
 from eelib.exits.decoding.sequences import DecodedSequence
 from eelib.exits.exit_rule import Estimated, ExitRule
 from eelib.exits.gates.gate import NO_EXIT, Gate, GateState, LayerOutput, select_rows
@@ -18,6 +19,7 @@ from eelib.models.head import Head
 from eelib.models.model import Model
 
 NAMES = (*TOP_K, "entropy", *FROM_TOP_K)
+FIRST_IDS = 1024  # tokenizers give frequent tokens the lowest ids
 FULL_DEPTH_TOKENS = 4  # P's tables: the first four tokens of each output run all layers, the fifth is the first to exit
 
 
@@ -231,18 +233,33 @@ class OracleGate(GateRunner):
         return {}
 
     def after(self, answers: dict[DecodedSequence, int], exits: Exits) -> Exits:
-        """For each sequence, an exit at the first layer whose top-1 is the last layer's; one product reads all."""
+        """For each sequence, an exit at the first layer whose top-1 is the last layer's."""
         rows = [row for row, own in enumerate(self.sequences) if len(own.tokens) >= self.rule.full_depth_tokens]
         seen = [(layer, states) for layer, states in self.seen if layer >= self.rule.minimum_layer]
         if not rows or not seen:
             return {}
         read = torch.cat([self.model.read_through_at(layer, states[rows]) for layer, states in seen])
-        top1 = torch.tensor(top_ids(self.model.unembed, read)).view(len(seen), len(rows)).tolist()
+        last = [answers[self.sequences[row]] for row in rows]
+        agrees = self.agrees(read, torch.tensor(last * len(seen))).view(len(seen), len(rows)).tolist()
         found = {}
         for at, row in enumerate(rows):
-            sequence = self.sequences[row]
-            for (layer, states), tokens in zip(seen, top1):
-                if tokens[at] == answers[sequence]:
-                    found[sequence] = ExitDecision(layer, tokens[at], NO_EXIT, self.head.reads + 1, states[row])
+            for (layer, states), of_layer in zip(seen, agrees):
+                if of_layer[at]:
+                    decision = ExitDecision(layer, last[at], NO_EXIT, self.head.reads + 1, states[row])
+                    found[self.sequences[row]] = decision
                     break
+        return found
+
+    def agrees(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Whether the top-1 of states [n, hidden_size] is their token [n], bool on the CPU.
+
+        Where it is not, one of the `FIRST_IDS` nearly always has a higher logit; other states are read in full.
+        """
+        head = self.model.unembed
+        own = head.of_ids(states, tokens.to(states.device)[:, None])
+        highest = head.of_first(states, FIRST_IDS).amax(dim=1, keepdim=True)
+        may = (highest <= own + tolerance(states).tie)[:, 0]
+        at = may.cpu()
+        found = at.clone()
+        found[at] = torch.tensor(top_ids(head, states[may])) == tokens[at]
         return found

@@ -91,8 +91,8 @@ def generate(
 
     Args:
         gate: a name ("oracle" too: the first layer that agrees with the last), a gate, or a rule with its threshold and
-            exits. None: plain decoding; with `exit_layers=(E,)` and a KV policy of full, copy, project or deferred,
-            each token exits at layer E.
+            exits. None: plain decoding; with `exit_layers=(E,)` and a KV policy other than verified, each token
+            exits at layer E.
         exit_layers: layers from 1 to L; the gate is asked at those below L. None for all.
         kv_policy: what later tokens find at skipped layers: full, copy, project, deferred, verified, schedule (see
             `eelib.exits.decoding.kv_policies`). None chooses: verified, whose output is plain decoding's; deferred for
@@ -263,8 +263,8 @@ def rule_of(
             )
         if kv_policy in (None, "verified"):
             raise InputError(
-                f"exit_layers={exit_layers!r} without a gate needs a kv_policy: full, copy, project, deferred; drafts "
-                f"of one layer, which the last layer verifies, are draft='layer:{exit_layers[0]}'"
+                f"exit_layers={exit_layers!r} without a gate needs a kv_policy: full, copy, project, deferred or "
+                f"schedule; drafts of one layer, which the last layer verifies, are draft='layer:{exit_layers[0]}'"
             )
         rule = fixed_exit(exit_layers[0])
     elif gate == "oracle":

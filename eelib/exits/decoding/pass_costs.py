@@ -78,9 +78,9 @@ class PassCosts:
         call, through, read = self.table
         return (call[at] + through[at] * blocks / self.layers + read[at] * head) * (rows / at)
 
-    def verifying(self, rows: int, block: bool = False) -> float:
-        """Seconds of a pass that verifies drafts, with a trained block that reads all `rows` tokens, or without one."""
-        return self.upto(rows, self.layers + block) + block * self.begin
+    def verifying(self, rows: int, more: int = 0) -> float:
+        """Seconds of a pass that verifies drafts; all its tokens run `more` blocks than L, such as a trained one."""
+        return self.upto(rows, self.layers + more) + more * self.begin
 
     def beside(self, batch: "PassCosts") -> "PassCosts":
         """A batch's costs, preceded by those of a single token, since a batch shrinks as its outputs end."""
@@ -131,25 +131,22 @@ def stored(file: Path) -> PassCosts | None:
 
 
 def expected_speed_up(
-    costs: PassCosts, right: Sequence[float], draft: float, sequences: int = 1, block: bool = False
-) -> tuple[float, int]:
-    """The expected speed-up of drafts over plain decoding, without prompts, at the best number of drafts.
+    costs: PassCosts, right: Sequence[float], draft: float, sequences: int = 1, more: int = 0
+) -> float:
+    """The expected speed-up of drafts over plain decoding, without prompts, at the best number of drafts; at least 1.
 
     Args:
         right: the probability that the first, the second ... draft of a round is right if those before it are.
         draft: seconds of one draft for all sequences.
         sequences: the number of sequences that are decoded together.
-        block: whether a trained block after an inner layer drafts; it reads all tokens of the verifying passes, too.
-
-    Returns:
-        (speed-up, number of drafts); (1.0, 0) where no number of drafts saves time.
+        more: blocks beside the model's own that all tokens of verifying passes run: 1 where a trained block after an
+            inner layer drafts.
     """
-    best, plain, saved = (1.0, 0), costs.whole(sequences), 0.0
+    best, plain, saved = 1.0, costs.whole(sequences), 0.0
     for length, chance in enumerate(accumulate(right, mul), 1):
         saved += chance
-        verified = costs.verifying(sequences * (1 + length), block)
-        speed_up = (1 + saved) * plain / (length * draft + verified)
-        best = (speed_up, length) if speed_up > best[0] else best
+        verified = costs.verifying(sequences * (1 + length), more)
+        best = max(best, (1 + saved) * plain / (length * draft + verified))
     return best
 
 

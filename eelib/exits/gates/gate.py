@@ -44,7 +44,7 @@ class LayerOutput:
         layer: the number of blocks that ran.
         layers: L.
         positions: int64 [n], 0 for the first generated token.
-        readout: "top1" int64 [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and "topk_probability"
+        readout: "top1" integers [n], "probability", "margin", "entropy" float32 [n], "topk_ids" and "topk_probability"
             [n, k], as in a trace.
         state: [n, hidden_size], before the final norm.
         unembed: the model's head.
