@@ -92,7 +92,7 @@ def quality(studies: Studies, gates: Iterable[str] = GATES, thresholds: int | Se
     """The numbers that give the task's first score, for each output, with early exits and at full depth.
 
     Args:
-        studies: one, or several. Tasks without references are left out.
+        studies: one, or several. Tasks in which a text has no reference are left out.
         gates: as in `curves`.
         thresholds: their largest number, in even steps of mean layers on the half "calibrate", the last one with no
             early exit there; or the thresholds themselves, rising.
@@ -249,7 +249,8 @@ class Evaluated:
             values = self.sweep.values(rows, int(thresholds))
         elif not (values := list(map(float, thresholds))):
             raise InputError("thresholds must be at least one, or their number")
-        positions = 1.0 if self.study.model.adapter.writes else float(self.trace.sequences["prompt_tokens"].mean())
+        classifies = bool(self.study.model.labels)  # it reads the head once for a text
+        positions = float(self.trace.sequences["prompt_tokens"].mean()) if classifies else 1.0
         sizes, emits = sizes_of(self.study.model, positions), self.sweep.tokens.numpy()
         counted, most = self.trace.statistic_rows(), 0
         for value, found in zip(values, self.sweep.exits(values)):

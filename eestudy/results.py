@@ -139,7 +139,9 @@ class Results:
         for name in sorted(used - {"p"}):  # parameters are stored apart
             for key, value in members(name, given.get(name)):
                 one, label, times = as_dict(value), key, 1
-                while self.numbers.get(label, one) != one:  # another sentence has the same name for another number
+                while as_json(self.numbers.get(label, one)) != as_json(
+                    one
+                ):  # another sentence has the same name for another number
                     times += 1
                     label = f"{key} ({times})"
                 self.numbers[label] = one

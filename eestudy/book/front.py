@@ -33,8 +33,8 @@ def limits(study: StudyFile) -> str:
     given = [study.parameters(model, notebook) for notebook in study.notebooks_of(model)]
     tasks, limit = given[0].get("tasks", ""), given[0].get("limit", 0)
     lines = [
-        f"The main model is {text(model)}. Nothing is claimed about another version of its weights, nor about models "
-        "of another size."
+        f"The main model is {text(model)}. Nothing is claimed about another version of its weights; other models are "
+        "judged only where a verdict names them."
     ]
     if tasks:
         most = f", at most {limit} texts of each" if limit else ""

@@ -44,6 +44,8 @@ def lines(
     """
     names = list(frame[series].unique()) if series else [""]
     looks, panels = looks_of(names, colours or {}, dashed), panels_of(frame, col, height)
+    grey = [name for name in names if looks[name]["color"] == FAINT]
+    at_end = grey if len(grey) > 1 else []  # the names that stand there; a legend can tell one grey line
     for axis, rows in panels:
         for name in names:
             line = rows[rows[series] == name] if series else rows
@@ -53,7 +55,7 @@ def lines(
             if line["low"].notna().any():
                 axis.fill_between(line[x], line["low"], line["high"], color=look["color"], alpha=0.18, linewidth=0)
             axis.plot(line[x], line["estimate"], label=name, markersize=4, **look)
-            if look["color"] == FAINT:
+            if name in at_end:
                 axis.annotate(name, (line[x].iloc[-1], line["estimate"].iloc[-1]), fontsize=8, color=FAINT)
         axis.set(xlabel=xlabel or x, ylabel=ylabel)
         if pd.api.types.is_numeric_dtype(frame[x]) and np.allclose(frame[x], np.round(frame[x])):
@@ -73,7 +75,7 @@ def lines(
     ends = common_ends(asked, [axis.get_ylim() for axis, _ in panels])
     for axis, _ in panels:
         axis.set_ylim(ends)
-    return finished(panels, frame, [name for name in names if series and looks[name]["color"] != FAINT])
+    return finished(panels, frame, [name for name in names if series and name not in at_end])
 
 
 def dots(
