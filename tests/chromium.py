@@ -135,15 +135,6 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media)
 
-    def scheme(self, name: str) -> None:
-        """Light or dark colours."""
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
-
-    def as_usual(self) -> None:
-        """The usual screen and colours again."""
-        self.call("Emulation.setEmulatedMedia", media="", features=[])
-        self.call("Emulation.clearDeviceMetricsOverride")
-
     def close(self) -> None:
         self.process.terminate()
         try:
@@ -225,4 +216,5 @@ def cut(browser: Browser, address: str, page: BeautifulSoup) -> Iterator[str]:
             if any(panels):
                 yield f"{address}: {sum(panels)} figures whose panels do not stack"
             yield from (f"{address}: a figure of {found:.0f} pixels" for found in widths if found < LEAST)
-    browser.as_usual()
+    browser.call("Emulation.setEmulatedMedia", media="", features=[])
+    browser.call("Emulation.clearDeviceMetricsOverride")

@@ -11,13 +11,11 @@ import pytest
 import torch
 import traces
 from hypothesis import HealthCheck, settings
-from nothing_skipped import pytest_addoption as pytest_addoption
-from nothing_skipped import pytest_make_collect_report as pytest_make_collect_report
-from nothing_skipped import pytest_runtest_makereport as pytest_runtest_makereport
 
 import eelib
 from eelib.models import products
 
+pytest_plugins = ["nothing_skipped"]
 torch.set_num_threads(1)
 # The same examples in every run (HYPOTHESIS_PROFILE=default looks for new ones), and no limit in time: on a busy
 # machine every example may be slow.
@@ -62,18 +60,6 @@ def model_of(folder_of):
 
 
 @pytest.fixture(scope="session")
-def oracle_of():
-    """oracle_of(family): the same weights in float64, never touched by eelib."""
-    return cache(lambda name: families.build(name).double())
-
-
-@pytest.fixture(scope="session")
-def plain_of():
-    """plain_of(family): the same network in float32, run plainly: its error is what rounding explains."""
-    return cache(families.build)
-
-
-@pytest.fixture(scope="session")
 def made(model_of, tmp_path_factory):
     """made(family): a finished trace with sites and pairs of two sequences; not to be changed."""
     folder = tmp_path_factory.mktemp("runs")
@@ -96,20 +82,14 @@ def planted_tasks(tmp_path):
 
 
 @pytest.fixture
-def eos(request):
+def eos(monkeypatch):
     """eos(model, ids): give a model other end tokens until the test is over."""
-
-    def set_ids(model, ids):
-        before = model.network.generation_config.eos_token_id
-        request.addfinalizer(lambda: setattr(model.network.generation_config, "eos_token_id", before))
-        model.network.generation_config.eos_token_id = sorted(ids)
-
-    return set_ids
+    return lambda model, ids: monkeypatch.setattr(model.network.generation_config, "eos_token_id", sorted(ids))
 
 
 @pytest.fixture
 def one_line():
-    """one_line(ValueError, "part", call): the call fails with a single line that holds every part."""
+    """one_line(ValueError, "part", call): the call fails with a single line that holds every part; returns the line."""
 
     def check(kind, parts, call):
         with pytest.raises(kind) as caught:
@@ -118,5 +98,6 @@ def one_line():
         assert "\n" not in text
         for part in [parts] if isinstance(parts, str) else parts:
             assert part in text, text
+        return text
 
     return check

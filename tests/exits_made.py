@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named
 from eelib.exits.gates.state import TRAINED
 from eelib.exits.policy import Policy, head_hash
 from eelib.exits.trace_scores import Scores, score_layers
+from eelib.models.checkpoint import path_of
+from eelib.models.folder import weights_hash
+from eelib.models.lora import hash_with_lora, lora_base
 from eelib.tasks.task import Task
 from eelib.tracing.decode import states_of
 
@@ -89,6 +93,12 @@ class Made(traces.Random):
             values = torch.tensor(self.random.random(shape).round(2)).float()  # rounded: there are ties
         values[self.random.random(shape) < 0.1] = NO_EXIT
         return Scores(values, torch.tensor(self["top1"][:, 1:]))
+
+
+def hash_of(name):
+    """Today's hash of a shipped or packaged model by its name; it is not loaded."""
+    folder, base = Path(path_of(name)), lora_base(path_of(name))
+    return hash_with_lora(folder, hash_of(base)) if base else weights_hash(folder)
 
 
 def card_of(file):

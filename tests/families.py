@@ -1,23 +1,26 @@
-"""Tiny random networks of several families, each with its unembed written out by hand in `oracle`.
+"""Tiny random networks of several families, each with its unembed written out by hand in `oracle`; and a GGUF file.
 
 In float64 they are the tests' oracle; in float32 the same plain arithmetic says how far rounding alone leads.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 
+import gguf
+import numpy as np
 import oracle
 import torch
 import transformers as hf
 from torch import Tensor, nn
 
 from checks.tiny import randomize
-from checks.tiny_texts import PROMPTS, WINDOW, tokenizer_for
+from checks.tiny_texts import END, WINDOW, tokenizer_for
 from eelib.models.checkpoint import CLASSES
 from eelib.models.head import Head
-from eelib.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -111,19 +114,7 @@ FAMILIES = {
     ),
     "bert": Family("masked", tiny(hf.BertConfig), oracle.bert_unembed, "bert.encoder.layer", BERT),
 }
-# Sequence classifiers with three labels, and where a text is read: at its first or last position.
-LABELS = dict(num_labels=3)
-CLASSIFIERS = {
-    "bert_labels": (
-        Family("masked", tiny(hf.BertConfig, **LABELS), oracle.bert_labels, "bert.encoder.layer", BERT),
-        0,
-    ),
-    "gpt2_labels": (
-        Family("causal", tiny(hf.GPT2Config, OF_GPT, **LABELS), oracle.gpt2_labels, "transformer.h", GPT),
-        -1,
-    ),
-}
-CAUSAL = [name for name, family in FAMILIES.items() if family.kind == "causal"]
+CLASSIFIERS = {"bert_labels": replace(FAMILIES["bert"], config=tiny(hf.BertConfig, num_labels=3))}
 # Decoding is tested on these: grouped heads; a window, two caps and four norms a block; learned positions and biases;
 # a position bias that one block makes for all; sinusoids and cross-attention. `checks.architectures` has them all.
 CORE = ["llama", "gemma2", "gpt2", "t5", "marian"]
@@ -149,7 +140,7 @@ def build(name: str, seed: int = 0, **more: int) -> nn.Module:
 
     `more`: values of the configuration.
     """
-    family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
+    family = (FAMILIES | CLASSIFIERS)[name]
     tokenizer = tokenizer_for(family.kind)
     torch.manual_seed(seed)
     ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "eos_token_id", "bos_token_id")}
@@ -160,18 +151,16 @@ def build(name: str, seed: int = 0, **more: int) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
+plain_of = cache(build)  # plain_of(family): the network in float32, run plainly: its error is what rounding explains
+oracle_of = cache(lambda name: build(name).double())  # the same weights in float64, never touched by eelib
+
+
 def save(name: str, folder: Path, seed: int = 0, **more: int) -> Path:
     """A checkpoint folder of the family, as `load_model` expects one."""
     build(name, seed, **more).save_pretrained(folder)
-    family = CLASSIFIERS[name][0] if name in CLASSIFIERS else FAMILIES[name]
+    family = (FAMILIES | CLASSIFIERS)[name]
     tokenizer_for(family.kind).save_pretrained(folder)
     return folder
-
-
-def sample(model: Model) -> tuple[list[int], list[int]]:
-    """(prompt, output) for one run; of a text that is read in place the two are one."""
-    prompt = model.tokenizer(PROMPTS[1])["input_ids"]
-    return prompt, [40, 9, 77, 200, 40] if model.adapter.writes else prompt
 
 
 def identity_unembed(size: int) -> Head:
@@ -179,3 +168,67 @@ def identity_unembed(size: int) -> Head:
     head = nn.Linear(size, size, bias=False).requires_grad_(False)
     head.weight.copy_(torch.eye(size))
     return Head([], head, size, size)
+
+
+TEMPLATE = (
+    "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %} assistant: {% endif %}"
+)
+
+
+def save_gguf(
+    path: Path, architecture: str = "qwen2", kind: str = "Q8_0", more: Callable[[gguf.GGUFWriter], None] | None = None
+) -> hf.Qwen2ForCausalLM:
+    """Write a tiny Qwen 2 model with a chat template as a GGUF file, its matrices in a type of gguf; returns the
+    network with the weights that the file then holds.
+
+    `more`: adds to what is written.
+    """
+    torch.manual_seed(5)
+    tokenizer = tokenizer_for("causal")
+    # each matrix has rows of 32 or 64 numbers, as Q8_0 needs
+    sizes = WIDE | dict(intermediate_size=64, num_key_value_heads=2, vocab_size=len(tokenizer))
+    network = hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, eos_token_id=tokenizer.eos_token_id))
+    network = network.eval().requires_grad_(False)
+    for parameter in network.parameters():  # nowhere at a default
+        parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    config, state = network.config, network.state_dict()
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_context_length(WINDOW)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10_000.0)
+    model = tokenizer.backend_tokenizer.to_str()
+    merges = [" ".join(pair) for pair in json.loads(model)["model"]["merges"]]
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    special = set(tokenizer.all_special_ids)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if i in special else 1 for i in range(len(tokens))])
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(tokens.index(END))
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_chat_template(TEMPLATE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
+    packed_as = gguf.GGMLQuantizationType[kind]
+    for key in list(state):
+        name, values = names.get_name(key, (".weight", ".bias")), state[key].numpy().astype(np.float32)
+        if values.ndim == 1:
+            writer.add_tensor(name, values)
+            continue
+        packed = gguf.quants.quantize(values, packed_as)
+        writer.add_tensor(name, packed, raw_dtype=packed_as)
+        state[key] = torch.from_numpy(gguf.quants.dequantize(packed, packed_as))
+    if more:
+        more(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    network.load_state_dict(state)
+    return network

@@ -9,6 +9,7 @@ import os
 import pytest
 import torch
 from oracle import assert_ranks, divergences
+from torch.distributions import Categorical
 
 from eelib.lens import triton_readout as kernel
 from eelib.lens.cpu_kernels import spread_over_cores
@@ -43,17 +44,12 @@ def made(rows, width, vocabulary, dtype="float32", size=3.0):
     return hidden, weight, final, torch.randint(-1, vocabulary, (rows,))
 
 
-def entropy_of(z):
-    logs = z - z.logsumexp(-1, keepdim=True)
-    return -(logs.exp() * logs).nan_to_num(0.0).sum(-1)
-
-
 def compare(got, z, final, k, near=NEAR):
     """Every readout against the logits z [n, vocabulary], and the bounds that hold whatever the rounding."""
     exact = dict(rtol=1e-6, atol=near)
     own = z.gather(1, final[:, None])
     torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), **exact)
-    torch.testing.assert_close(got["entropy"].double(), entropy_of(z), rtol=1e-5, atol=near)
+    torch.testing.assert_close(got["entropy"].double(), Categorical(logits=z).entropy(), rtol=1e-5, atol=near)
     torch.testing.assert_close(got["final_logit"].double(), own[:, 0], **exact)
     torch.testing.assert_close(got["top_logits"].double(), z.sort(-1, descending=True).values[:, :k], **exact)
     torch.testing.assert_close(z.gather(1, got["top_ids"].long()), got["top_logits"].double(), **exact)
@@ -114,7 +110,7 @@ def test_bias_of_minus_infinity():
     assert torch.equal(got["top_ids"][:, :3].long(), z.topk(3).indices)
     assert got["top_ids"][:, 3:].tolist() == [[0, 1]] * 3 and (got["top_logits"][:, 3:] < -1e38).all()
     torch.testing.assert_close(got["log_normalizer"].double(), z.logsumexp(-1), rtol=0, atol=NEAR)
-    torch.testing.assert_close(got["entropy"].double(), entropy_of(z), rtol=0, atol=NEAR)
+    torch.testing.assert_close(got["entropy"].double(), Categorical(logits=z).entropy(), rtol=0, atol=NEAR)
     assert got["final_rank"][2] == 4 and got["final_logit"][2] < -1e38
     bounds(got, 600)
     norms = got["log_normalizer"], kernel.read_rows(hidden.flip(0), head, final)["log_normalizer"]

@@ -231,7 +231,3 @@ def bert_unembed(n, h):
 
 def bert_labels(n, h):
     return n.classifier(torch.tanh(n.bert.pooler.dense(h)))
-
-
-def gpt2_labels(n, h):
-    return n.score(n.transformer.ln_f(h))

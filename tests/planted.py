@@ -59,8 +59,7 @@ def plant(
     """
     asked = {"max_new_tokens": max_new_tokens, "folder": folder, "progress": False}
     with mock.patch.object(Model, "eos_ids", set(range(model.vocab_size))):  # an output ends with its first token
-        eelib.trace(model, task, **asked)
-    place = place_of(model, task, folder)
+        place = eelib.trace(model, task, **asked).folder
     manifest = load_manifest(place)
     for index, rows in enumerate(manifest["plan"]):
         tokens, sequences = planted_tables(model, task, rows)
@@ -77,14 +76,13 @@ def plant(
     return eelib.trace(model, task, **asked, **extras)
 
 
-def rewrite(model: Model, task: Task, folder: Path, name: str, change: Callable[[Columns], Columns]) -> None:
+def rewrite(made: Trace, name: str, change: Callable[[Columns], Columns]) -> None:
     """Change columns of one file of a trace, such as sites-4; wide ones are [rows, values], flattened in each row."""
-    place = place_of(model, task, folder)
-    manifest = load_manifest(place)
-    table = pq.read_table(place / f"{name}.parquet")
+    manifest = load_manifest(made.folder)
+    table = pq.read_table(made.folder / f"{name}.parquet")
     columns = {key: np.array(table[key].to_pylist()) for key in table.column_names}
-    replace_file(place, manifest, name, columns | change(columns))
-    save_manifest(place, manifest)
+    replace_file(made.folder, manifest, name, columns | change(columns))
+    save_manifest(made.folder, manifest)
 
 
 def replace_file(place: Path, manifest: dict, name: str, columns: Columns) -> None:
@@ -95,13 +93,6 @@ def replace_file(place: Path, manifest: dict, name: str, columns: Columns) -> No
         kind = getattr(field.type, "value_type", field.type).to_pandas_dtype()
         frame[field.name] = np.asarray(columns[field.name]) if kind is np.object_ else columns[field.name].astype(kind)
     add_file(place, manifest, name, to_bytes(frame))
-
-
-def place_of(model: Model, task: Task, folder: Path) -> Path:
-    """Where the trace of a model and a task lies."""
-    found = [path.parent for path in (Path(folder) / model.name).glob("*/manifest.json")]
-    (place,) = [place for place in found if (load_manifest(place) or {}).get("task_hash") == task.hash]
-    return place
 
 
 def planted_tables(model: Model, task: Task, rows: list[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -153,9 +144,6 @@ def consistent(token_ids: np.ndarray, agreement: np.ndarray, vocabulary: int, k:
     return {
         "topk_ids": ids.reshape(len(ids), -1),
         "topk_probability": probability.reshape(len(ids), -1),
-        "top1": ids[..., 0],
-        "probability": probability[..., 0],
-        "margin": probability[..., 0] - probability[..., 1],
         "entropy": np.where(agreement, 1.0, 2.0),
         "final_rank": np.where(agreement, 1, 2),
         "final_probability": final,

@@ -65,15 +65,14 @@ def test_imports_go_down_only():
     assert not wrong and seen > 100
 
 
-def test_public_names_are_what_they_are_said_to_be_found_by_completion_and_on_the_page_of_functions():
+def test_public_names_are_what_they_are_said_to_be_found_by_completion_and_on_the_page_of_functions(one_line):
     typed = re.findall(r"    from (\S+) import (\w+) as \2\n", (ROOT / "eelib/__init__.py").read_text(encoding="utf-8"))
     assert {name: module for module, name in typed} == eelib.WHERE and eelib.WHERE.keys() <= set(dir(eelib))
     for module, name in typed:
         assert getattr(eelib, name) is getattr(importlib.import_module(module), name)
     importlib.import_module("eelib.tracing.trace")
     assert eelib.trace.__module__ == "eelib.tracing.make"  # the function, not the module of that name
-    with pytest.raises(AttributeError, match="no attribute 'load_modle'"):
-        _ = eelib.load_modle
+    one_line(AttributeError, "no attribute 'load_modle'", lambda: eelib.load_modle)
     page = (ROOT / "book/api.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"auto(?:function|class):: eelib\.(\w+)$", page, re.MULTILINE)) == sorted(eelib.__all__)
 

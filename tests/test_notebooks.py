@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import families
-import gguf_made
 import nbformat
 import pytest
 import yaml
@@ -39,7 +38,7 @@ def runs(tmp_path_factory):
     """{notebook: (finished process, model, folder of runs, folder of results)}, two at a time."""
     folder = tmp_path_factory.mktemp("notebooks")
     families.save("gpt2", folder / "gpt2")
-    gguf_made.write(folder / "packed.gguf")  # with a chat template
+    families.save_gguf(folder / "packed.gguf")  # with a chat template
 
     def run(name):
         model, values = folder / ("packed.gguf" if name in PACKED else "gpt2"), SMALL | ALONE.get(name, {})

@@ -18,15 +18,10 @@ WAYS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def on_gpu(folder_of):
-    """on_gpu(family): the checkpoint on the GPU in float32."""
-    return lambda name: eelib.load_model(str(folder_of(name)), device="cuda", dtype="float32")
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
-def test_a_trace_is_that_of_the_cpu(name, on_gpu, model_of, tmp_path):
-    gpu, cpu = traces.make(on_gpu(name), tmp_path / "gpu"), traces.make(model_of(name), tmp_path / "cpu")
+def test_a_trace_is_that_of_the_cpu(name, folder_of, model_of, tmp_path):
+    own = eelib.load_model(str(folder_of(name)), device="cuda", dtype="float32")
+    gpu, cpu = traces.make(own, tmp_path / "gpu"), traces.make(model_of(name), tmp_path / "cpu")
     assert gpu.tokens["token_id"].tolist() == cpu.tokens["token_id"].tolist()
     for readout in ("probability", "margin", "entropy"):
         np.testing.assert_allclose(gpu[readout], cpu[readout], atol=1e-3)
@@ -35,10 +30,10 @@ def test_a_trace_is_that_of_the_cpu(name, on_gpu, model_of, tmp_path):
 
 @pytest.mark.parametrize("given", WAYS, ids=lambda given: " ".join(map(str, given.values())))
 @pytest.mark.parametrize("name", ["llama", "t5"])
-def test_decoding_is_that_of_the_cpu(name, given, on_gpu, model_of):
+def test_decoding_is_that_of_the_cpu(name, given, folder_of, model_of):
+    own = eelib.load_model(str(folder_of(name)), device="cuda", dtype="float32")
     gpu, cpu = (
-        eelib.generate(model, PROMPTS, max_new_tokens=8, batch_size=3, **given)
-        for model in (on_gpu(name), model_of(name))
+        eelib.generate(model, PROMPTS, max_new_tokens=8, batch_size=3, **given) for model in (own, model_of(name))
     )
     assert gpu.tokens["token_id"].tolist() == cpu.tokens["token_id"].tolist()
     if "draft" not in given:

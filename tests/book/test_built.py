@@ -138,7 +138,9 @@ def test_every_number_of_a_headline_is_in_a_figure_or_table_of_its_page(pages):
         assert headlines, path
         for headline in headlines:
             for written in NUMBER.findall(headline.get_text().replace("95% interval", "")):
-                if not any(is_written(value, written) for value in values):
+                number, digits = float(written.replace(",", "")), len(written.partition(".")[2])
+                rounded = [round(float(value), digits) for value in values]
+                if number not in rounded and number not in map(abs, rounded):
                     missing.append(f"{path.stem}: {written} of {headline.get_text()!r}")
     assert not missing
 
@@ -161,42 +163,23 @@ def test_the_readme_says_what_the_study_found(pages):
     assert f"{min(block):.2f} to {max(block):.2f} times plain decoding's speed" in readme and max(block) < 1
 
 
-def is_written(value: float, written: str) -> bool:
-    """Whether a value, or its size, is a number as it is written."""
-    digits = len(written.partition(".")[2])
-    return any(
-        f"{one:,.{digits}f}" in (written, f"{float(written.replace(',', '')):,.{digits}f}")
-        for one in (value, abs(value))
-    )
-
-
 # ---- in a browser
 
 
-@pytest.fixture(scope="module")
-def window(pages, tmp_path_factory):
+@pytest.fixture
+def browser(pages, tmp_path):
+    """A browser of its own for each test, and the book served to it."""
+
     class Silent(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=HTML))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    window = Browser(tmp_path_factory.mktemp("chromium"), f"http://127.0.0.1:{server.server_port}/")
+    window = Browser(tmp_path, f"http://127.0.0.1:{server.server_port}/")
     yield window
     window.close()
     server.shutdown()
-
-
-@pytest.fixture
-def browser(window):
-    """The browser, whose screen and scheme are the usual ones again after each test."""
-    yield window
-    window.as_usual()
-
-
-def addresses(pages) -> list[str]:
-    """Every page but the redirect at the root."""
-    return [path.relative_to(HTML).as_posix() for path in lasting(pages)]
 
 
 @needs_browser
@@ -206,8 +189,9 @@ def test_every_page_is_seen_whole(scheme, pages, browser):
     between all text, folded or not, and what lies behind it there is a contrast of 4.5.
     """
     wrong, shown = [], 0
-    for address in addresses(pages):
-        browser.scheme(scheme)
+    for path, page in lasting(pages).items():
+        address = path.relative_to(HTML).as_posix()
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         browser.open(address)
         assert browser.run("document.documentElement.dataset.theme") == scheme
         found = browser.run(PICTURES)
@@ -215,7 +199,7 @@ def test_every_page_is_seen_whole(scheme, pages, browser):
         faults = [*browser.errors, *(place for place, width, _ in found if not width)]
         faults += [place for place, _, colour in found if scheme == "dark" and colour != WHITE]
         if scheme == "light":
-            faults += cut(browser, address, pages[HTML / address])
+            faults += cut(browser, address, page)
         browser.run("document.querySelectorAll('details').forEach(part => { part.open = true; })")
         faults += browser.faint(".bd-article *, .ee-foot *, .bd-sidebar *", 10)[:5]
         wrong += [(address, fault) for fault in faults]

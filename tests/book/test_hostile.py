@@ -119,10 +119,8 @@ def ended_well(done) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory) -> Path:
+def make_book(project: Path) -> Path:
     """The built book's folder."""
-    project = tmp_path_factory.mktemp("hostile")
     with contextlib.chdir(ROOT):  # notebooks are looked for
         study = make_study(project)
     page = project / f"book/results/llama/{PAGE}.ipynb"
@@ -148,14 +146,6 @@ def book(tmp_path_factory) -> Path:
     return project / "book/_build/html"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory, book):
-    window = Browser(tmp_path_factory.mktemp("chromium"), f"file://{quote(str(book))}/")
-    window.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
-    yield window
-    window.close()
-
-
 def harm(browser: Browser) -> dict:
     """What ran on the open page, or could; nothing where all is well."""
     browser.run(f"{TOUCH} true")
@@ -165,15 +155,17 @@ def harm(browser: Browser) -> dict:
     return {name: value for name, value in found.items() if value or name == "shown"}
 
 
-def test_nothing_runs_on_any_page_nor_in_search(book, browser):
-    shown = {}
-    for page in SHOWING:
-        browser.open(f"{page}.html")
-        found = harm(browser)
-        shown[page] = found.pop("shown")
-        assert not found, page
-    assert all(count > 3 for count in shown.values()), shown
-    browser.open(f"search.html?q={quote(HOSTILE[0])}")
-    assert browser.until("document.querySelector('#search-results li') !== null", 60)
-    browser.run("new Promise((done) => setTimeout(() => done(true), 3000))")  # its excerpts come later
-    assert not {name: value for name, value in harm(browser).items() if name != "shown"}
+def test_nothing_runs_on_any_page_nor_in_search(tmp_path):
+    book, shown = make_book(tmp_path), {}
+    with contextlib.closing(Browser(tmp_path / "chromium", f"file://{quote(str(book))}/")) as browser:
+        browser.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+        for page in SHOWING:
+            browser.open(f"{page}.html")
+            found = harm(browser)
+            shown[page] = found.pop("shown")
+            assert not found, page
+        assert all(count > 3 for count in shown.values()), shown
+        browser.open(f"search.html?q={quote(HOSTILE[0])}")
+        assert browser.until("document.querySelector('#search-results li') !== null", 60)
+        browser.run("new Promise((done) => setTimeout(() => done(true), 3000))")  # its excerpts come later
+        assert not {name: value for name, value in harm(browser).items() if name != "shown"}

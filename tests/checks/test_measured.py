@@ -9,19 +9,16 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import transformers
+from exits_made import hash_of
 
 from checks import __main__ as entry
 from checks import cluster, lens, report, store
 from checks.report import differing
 from checks.tiny import KINDS
 from eelib.common.files import PACKAGE, data_folder
-from eelib.models.checkpoint import folder_of, path_of
-from eelib.models.folder import weights_hash
-from eelib.models.lora import hash_with_lora, lora_base
 from eelib.tasks.metrics import normalised
 from eelib.tasks.task import KINDS as TASK_KINDS
 from eestudy import measured
@@ -64,12 +61,6 @@ def git(*words, cwd=PACKAGE.parent, **options):
 SHALLOW = git("rev-parse", "--is-shallow-repository").stdout.strip() != "false"  # a clone without earlier commits
 
 
-def hash_of(name):
-    """Today's hash of a model by its name."""
-    base = lora_base(path_of(name))
-    return hash_with_lora(Path(path_of(name)), hash_of(base)) if base else weights_hash(folder_of(path_of(name), None))
-
-
 @pytest.mark.parametrize("name", KEPT)
 def test_a_kept_result_names_its_command_commit_day_machine_and_code(name):
     kept = KEPT[name]
@@ -80,6 +71,12 @@ def test_a_kept_result_names_its_command_commit_day_machine_and_code(name):
         asked = kept["command"].removeprefix("python -m checks ")
         assert any(f"{asked} ".startswith(f"{own} ") for own in [*entry.GROUPS["measure"], "kernel"])
         assert re.fullmatch(r"[0-9a-f]{16}", kept["code"]) and (kept["goals"] or "costs" in kept)
+
+
+def test_commits_that_claims_name_are_in_the_history():
+    named = set(re.findall(r'"commit": "([0-9a-f]+)"', data_folder("papers", "claims.json").read_text("utf-8")))
+    assert len(named) > 3
+    assert SHALLOW or not {name for name in named if git("merge-base", "--is-ancestor", name, "HEAD").returncode}
 
 
 @pytest.mark.parametrize("name", [*JUDGED, *WHOLE])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import traces
-from families import FAMILIES
+from families import FAMILIES, oracle_of
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
@@ -106,6 +106,15 @@ def test_sums_and_tokens_are_those_of_plain_loops(study, curves, gate):
             found = part[part["threshold"] == threshold].set_index("group")
             np.testing.assert_allclose(found.loc[sums.index, sums.columns].astype(float), sums.astype(float))
             assert (tokens["half"] == tokens["group"].map(found["half"])).all()
+
+
+def test_a_masked_model_reads_the_head_at_every_position(study):
+    """As a model that writes does; a classifier reads it once for a text."""
+    model = SimpleNamespace(**vars(study.model) | {"adapter": SimpleNamespace(writes=False)})
+    masked = SimpleStudy(model, study.tasks, study.traces, study.parameters)
+    found = evaluation.exits(masked, pd.DataFrame([{"task": "one", "gate": "confidence", "threshold": 0.5}]))
+    costs = [plain_cost(model, "confidence", layer) for layer in found["exit_layer"]]
+    np.testing.assert_allclose(found["cost"].astype(float), costs)
 
 
 def test_agreement_is_read_off_the_curve_of_each_task(curves):
@@ -211,7 +220,7 @@ def test_tokens_in_turn_exit_as_they_are_decided_one_by_one(name, trace):
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
-def test_nats_are_those_of_a_float64_run(name, model_of, oracle_of):
+def test_nats_are_those_of_a_float64_run(name, model_of):
     model, output = model_of(name), [7, 40, 9, 7]
     (prompt,) = model.encode(["The small dog"])
     states = oracle.oracle_run(oracle_of(name), FAMILIES[name], prompt, output)["states"][:, -1]

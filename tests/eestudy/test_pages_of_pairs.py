@@ -31,13 +31,14 @@ def plant_pairs(model, task, folder, js, cosine, agrees):
         odd = (tokens["position"] % 5 == 0) | ((tokens["position"] == 1) & (tokens["sequence"] % 7 == 0))
         return np.where(odd.to_numpy()[:, None], MIDDLE_OF_THREE, agrees)
 
-    sequence = plant(model, task, folder, of_tokens, STEPS, pairs=32).tokens["sequence"].to_numpy()
+    made = plant(model, task, folder, of_tokens, STEPS, pairs=32)
+    sequence = made.tokens["sequence"].to_numpy()
 
     def alike(found):
         other = 1 + 0.01 * (sequence[found["row"]] % 7 == 0)[:, None]
         return {name: np.ones_like(found[name]) * value * other for name, value in (("js", js), ("cosine", cosine))}
 
-    rewrite(model, task, folder, "pairs-32-4", alike)
+    rewrite(made, "pairs-32-4", alike)
 
 
 @pytest.mark.parametrize("verdict", JOINT)
@@ -101,7 +102,7 @@ def sureness(agrees, even, odd):
     def of(tokens):
         first = np.where(agrees(tokens), 0.9, np.where(tokens["sequence"] % 2, odd, even)[:, None])
         top = (first[..., None] * shares).reshape(len(tokens), -1)
-        return {"topk_probability": top, "probability": first, "entropy": 1 - first}
+        return {"topk_probability": top, "entropy": 1 - first}
 
     return of
 
@@ -227,8 +228,7 @@ def rises(tokens):
     first = np.where(odd, RISES, WAVERS)
     second = first * np.where(~odd & (np.arange(DEPTH + 1) >= 3), 0.5, 0.99)
     shares = np.concatenate([first[..., None], second[..., None], np.full((*first.shape, 8), 0.0001)], axis=-1) / 2
-    readouts = {"topk_probability": shares.reshape(len(tokens), -1), "probability": first / 2}
-    return readouts | {"margin": (first - second) / 2}
+    return {"topk_probability": shares.reshape(len(tokens), -1)}
 
 
 def counting_gates(model, folder):

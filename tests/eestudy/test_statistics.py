@@ -1,22 +1,20 @@
 """The study's intervals against plain loops, Student's t and exact binomial limits; and how often they cover."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import binomtest, kruskal, t
 
+from checks.statistics import framed, losses, shares
 from eelib.common.errors import InputError
 from eestudy import statistics
 from eestudy.resampling import freedom_of
 from eestudy.statistics import NOTHING, Interval, difference, holm, interval, interval_of, largest_gap, slope
 
 FEW = 60  # draws in comparisons with loops
-
-
-def framed(values, groups, **columns):
-    return pd.DataFrame({"value": values, "group": groups, **columns})
 
 
 def sample(rows=80, groups=9, seed=1):
@@ -145,32 +143,25 @@ def test_a_loss_keeps_its_scale_and_stays_inside_its_bounds():
     assert interval(framed(1 - losses, range(100)), "value", "loss").high < 1
 
 
-def few_large_groups(random):
-    """Values that lean on their group, around 0; three groups have 600 of 785 rows. And the labels."""
-    labels = np.repeat(np.arange(40), [200] * 3 + [5] * 37)
-    return random.normal(size=40)[labels] + random.normal(size=len(labels)), labels
+def few_large_groups(random, groups):
+    """Values that lean on their group, around 0; three groups have 600 of 785 rows."""
+    labels = np.repeat(np.arange(groups), [200] * 3 + [5] * (groups - 3))
+    return framed(random.normal(size=groups)[labels] + random.normal(size=len(labels)), labels)
 
 
-def uneven_shares(random):
-    """0.6 of the rows, whose correlation in a group is 0.61; sizes differ by a factor of 50."""
-    labels = np.repeat(np.arange(40), 1 + random.geometric(1 / 12, size=40))
-    return random.random(len(labels)) < random.beta(0.384, 0.256, size=40)[labels], labels
+DRAWN = [
+    (few_large_groups, "mean", 0.0),
+    (partial(shares, share=0.6, alike=0.61, mean=12), "share", 0.6),  # sizes differ by a factor of 50
+    (partial(losses, losing=0.3, size=0.1), "loss", 0.03),
+]
 
 
-def small_losses(random):
-    """Three of ten groups lose a tenth, about."""
-    return np.where(random.random(40) < 0.3, random.beta(1, 9, size=40), 0.0), np.arange(40)
-
-
-@pytest.mark.parametrize(
-    "draw, kind, mean",
-    [(few_large_groups, "mean", 0.0), (uneven_shares, "share", 0.6), (small_losses, "loss", 0.03)],
-)
+@pytest.mark.parametrize("draw, kind, mean", DRAWN)
 def test_95_percent_of_intervals_cover(draw, kind, mean):
     """Of 40 groups: the interval covers the true mean in 19 of 20 samples, but for the chance of 400 samples."""
     random, covered = np.random.default_rng(4), 0
     for _ in range(400):
-        found = interval(framed(*draw(random)), "value", kind, draws=200)
+        found = interval(draw(random, 40), "value", kind, draws=200)
         covered += found.low <= mean <= found.high
     assert 0.92 <= covered / 400 <= 0.98
 

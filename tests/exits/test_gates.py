@@ -1,13 +1,12 @@
 """Each gate's score by hand, trained ones by their equations; their files; rules and thresholds of exits."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from exits_made import card_of
+from exits_made import card_of, hash_of
 from families import identity_unembed
 from scipy.stats import beta
 
@@ -17,9 +16,6 @@ from eelib.exits.exit_rule import GRID, Decaying, Estimated, ExitRule, by_moment
 from eelib.exits.gates.gate import NO_EXIT, LayerOutput, gate_named, select_rows
 from eelib.exits.gates.state import TRAINED, Lstm, save_gate, trained_gate
 from eelib.exits.trace_scores import exits_by, name_of
-from eelib.models.checkpoint import path_of
-from eelib.models.folder import weights_hash
-from eelib.models.lora import hash_with_lora, lora_base
 
 LAYERS = 5
 DOUBLING = identity_unembed(2)
@@ -144,12 +140,6 @@ SIZE, DEEP, TOKENS = 6, 7, 5
 KINDS = {name: (gate, {}) for name, gate in TRAINED.items()} | {"lstm as published": (Lstm, {"as_published": True})}
 
 
-@pytest.fixture
-def states():
-    """[layers, tokens, size], of layers 1 to L-1."""
-    return 3 * torch.randn(DEEP - 1, TOKENS, SIZE, generator=torch.Generator().manual_seed(1))
-
-
 def untrained(name, seed=0, **more):
     kind, parameters = KINDS[name]
     torch.manual_seed(seed)
@@ -170,11 +160,11 @@ def over_states(gate, states, rows=None):
 
 
 @pytest.mark.parametrize("name, normed", [*zip(KINDS, (True, True, False, False))])
-def test_scores_layer_by_layer_are_those_on_all_layers_at_once(name, normed, states):
+def test_scores_layer_by_layer_are_those_on_all_layers_at_once(name, normed):
     """As a gate is asked, and as it is trained, on states after the norm, too; where rows leave the batch; before its
     first layer no token exits.
     """
-    gate = untrained(name, normed=normed)
+    gate, states = untrained(name, normed=normed), 3 * torch.randn(DEEP - 1, TOKENS, SIZE)  # of layers 1 to L-1
     found, first = torch.stack(over_states(gate, states)), gate.network.first
     assert (found[: first - 1] == NO_EXIT).all() and first == (3 if gate.name == "three_states" else 1)
     assert found.dtype == torch.float32 and not found.requires_grad
@@ -214,12 +204,6 @@ def test_what_is_written_is_read_and_what_is_not_there_or_damaged_is_refused(mod
     for damaged in (content[: len(content) // 2], content[:-3] + bytes([content[-3] ^ 64]) + content[-2:]):
         file.write_bytes(damaged)
         one_line(InputError, ["is damaged", "train it"], lambda: gate_named("lstm", model, **PUBLISHED))
-
-
-def hash_of(name):
-    """The hash of a shipped model, which need not be loaded."""
-    folder, base = Path(path_of(name)), lora_base(path_of(name))
-    return hash_with_lora(folder, hash_of(base)) if base else weights_hash(folder)
 
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in data_folder("gates").iterdir()))

@@ -109,9 +109,10 @@ class Known(Gate):
 def test_the_oracle_exits_at_the_first_layer_that_agrees(kv_policy, name, model_of, monkeypatch):
     """With full keys the output is plain decoding's; with others it is what its own exits lead to.
 
-    Layers are read as many rows are.
+    Layers are read as many rows are, and few of their logits rule a layer out.
     """
     monkeypatch.setattr("eelib.lens.readout.FEW_ROWS", 1)
+    monkeypatch.setattr("eelib.exits.decoding.gate_runner.FIRST_IDS", 8)
     model = model_of(name)
     made, again = (
         generate(model, PROMPTS, "oracle", kv_policy=kv_policy, batch_size=size, max_new_tokens=STEPS)

@@ -1,13 +1,12 @@
 """The Triton readout: in Triton's interpreter, compiled for a Hopper without one, and run where there is a GPU."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from oracle import divergences
+from pages import program
 
 kernel = pytest.importorskip("eelib.lens.triton_readout", reason="Triton is not installed")
 FEW_ROWS, FLOAT32, MANY_ROWS = kernel.FEW_ROWS, kernel.FLOAT32, kernel.MANY_ROWS
@@ -20,13 +19,7 @@ HOPPER_SHARED = 232_448  # bytes of shared memory that one program can have on c
 def test_against_float64_in_the_interpreter():
     """In a process of its own: the interpreter must be on before Triton is imported, and would stay on."""
     words = ["-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-x", "tests/interpreted_kernel.py"]
-    run = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    run = program(ROOT, sys.executable, *words, TRITON_INTERPRET="1")
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert "skipped" not in run.stdout.splitlines()[-1]
 

@@ -12,13 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import eelib
 from eelib.common.errors import CheckpointError
-from eelib.models.lens_adapters import (
-    TRANSLATORS_FILE,
-    DraftBlock,
-    Translators,
-    save_draft,
-    save_translators,
-)
+from eelib.models.lens_adapters import TRANSLATORS_FILE, DraftBlock, Translators, save_draft, save_translators
 from eelib.models.lora import CONFIG, WEIGHTS
 from eelib.tasks.task import Task
 from eelib.tracing.decode import greedy_decode, states_of
@@ -36,15 +30,6 @@ def translators(model, seed=3):
     return found
 
 
-@pytest.fixture(params=["llama", "t5"])
-def both(request, model_of, folder_of, tmp_path):
-    """(a model; the states [n, L+1, hidden_size] of its one text as they are to be read; the model that reads so)."""
-    model = model_of(request.param)
-    found = translators(model)
-    save_translators(found, tmp_path / "made", str(folder_of(request.param)), model.hash)
-    return model, found, eelib.load_model(tmp_path / "made", device="cpu")
-
-
 def wanted_states(model, found, prompt, output):
     """A text's states as they are to be read: of all its tokens, of which the output's come last."""
     if model.kind != "causal":
@@ -53,8 +38,12 @@ def wanted_states(model, found, prompt, output):
     return found(states)[-len(output) :]
 
 
-def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(both, tmp_path):
-    model, found, read = both
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_its_layers_say_the_same_in_a_trace_whole_and_in_steps(name, model_of, folder_of, tmp_path):
+    model = model_of(name)
+    found = translators(model)
+    save_translators(found, tmp_path / "made", str(folder_of(name)), model.hash)
+    read = eelib.load_model(tmp_path / "made", device="cpu")
     ids = model.encode(PROMPTS)
     plain = greedy_decode(model, ids, 8)
     assert (read.name, read.title) == ("made", f"made, a tuned lens of {model.title}")

@@ -80,11 +80,9 @@ def run(network, padded=True):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Names of the blocks' compiled calls."""
+    """The blocks' compiled calls."""
     found, plain = [], fused_blocks.on_all_cores
-    monkeypatch.setattr(
-        fused_blocks, "on_all_cores", lambda kernel, *args: found.append(kernel.__name__) or plain(kernel, *args)
-    )
+    monkeypatch.setattr(fused_blocks, "on_all_cores", lambda *given: found.append(1) or plain(*given))
     return found
 
 

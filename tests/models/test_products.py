@@ -143,11 +143,10 @@ def test_a_copy_has_its_own_weights(calls):
         assert torch.equal(third(x), expected) and not other(x).any()
 
 
-def test_a_wrong_product_is_no_result(calls, monkeypatch):
+def test_a_wrong_product_is_no_result(calls, monkeypatch, one_line):
     plain = products.multiply
     monkeypatch.setattr(products, "multiply", lambda x, weights: plain(x, weights).flip(-1))
-    with pytest.raises(SelfCheckError, match="not torch's"):
-        products.use_fast_products(layer(8, 16))
+    one_line(SelfCheckError, "not torch's", lambda: products.use_fast_products(layer(8, 16)))
 
 
 @pytest.mark.parametrize("name, value", [("SMALLEST", 8 * 16 + 1), ("LEAST", 1000), ("GAIN", 0.0)])

@@ -104,15 +104,12 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage, parts", DAMAGES)
-def test_a_damaged_folder_is_refused_in_one_line(damage, parts, folder):
+def test_a_damaged_folder_is_refused_in_one_line(damage, parts, folder, one_line):
     """In seconds, before it takes memory; other models are not named."""
     damage(folder)
     began = time.process_time()
-    with pytest.raises(CheckpointError) as caught:
-        eelib.load_model(str(folder), device="cpu")
-    text = str(caught.value)
-    assert time.process_time() - began < 10 and "\n" not in text and "shipped models" not in text
-    assert all(part in text for part in ((parts,) if isinstance(parts, str) else parts)), text
+    text = one_line(CheckpointError, parts, lambda: eelib.load_model(str(folder), device="cpu"))
+    assert time.process_time() - began < 10 and "shipped models" not in text
 
 
 def test_a_base_without_a_head_is_not_offered_but_what_has_its_adapters():
@@ -129,6 +126,7 @@ def test_a_base_without_a_head_is_not_offered_but_what_has_its_adapters():
         ("nobody/no-such-model", {}, ("nobody/no-such-model", "shipped models")),
         ("llama", {"dtype": "float8"}, ("dtype 'float8'", "float32")),
         ("llama", {"device": "cuda:99"}, ("device 'cuda:99'", "cpu")),
+        ("llama", {"revision": "main"}, ("revision='main'", "hub id")),
     ],
 )
 def test_a_name_that_names_nothing_and_bad_options_are_refused_in_one_line(name, options, parts, folder_of, one_line):

@@ -3,10 +3,10 @@
 import random
 from functools import partial
 
-import planted
 import pytest
 import torch
 import transformers as hf
+from planted import write
 
 from checks.tiny import randomize
 from eelib.common.files import data_folder
@@ -26,28 +26,24 @@ def sentence(rng):
 def corpora(tmp_path_factory):
     """Made-up corpora: sentences with several translations, so that a held-out one could leak through a neighbour."""
     folder, rng = tmp_path_factory.mktemp("corpora"), random.Random(0)
-
-    def write(path, rows):
-        planted.write(folder / path, rows)
-
     for language in ("de", "fr"):
         rows = [
             {language: f"{language} satz {rng.randrange(500)}.", "en": f"Sentence {rng.randrange(700)}."}
             for _ in range(1500)
         ]
-        write(f"translation/tatoeba.{language}-en.jsonl.gz", rows)
+        write(folder / f"translation/tatoeba.{language}-en.jsonl.gz", rows)
     for split, count, word in (("train", 60, "dog"), ("test2016", 6, "cat")):
         rows = [{"en": f"A {word} {i}.", "de": f"Ein Hund {i}.", "fr": f"Un chien {i}."} for i in range(count)]
-        write(f"translation/multi30k.{split}.jsonl.gz", rows)
+        write(folder / f"translation/multi30k.{split}.jsonl.gz", rows)
     for name in ("fairytaleqa.train", *texts.SHIFTS):
         rows = [
             {"context": f"Passage {i} of {name} " + "word " * (i % 16 * 20), "question": q, "answers": ["Ann", "x"]}
             for i in range(60)
             for q in ("Who?", "Who else?")
         ]
-        write(f"question_answering/{name}.jsonl.gz", rows)
+        write(folder / f"question_answering/{name}.jsonl.gz", rows)
     tales = [{"context": "A cat. " * n, "question": "Who?", "answers": ["a cat"]} for n in (1, 2, 900)]
-    write("question_answering/fairytaleqa.test.jsonl.gz", tales)
+    write(folder / "question_answering/fairytaleqa.test.jsonl.gz", tales)
     for split in ("train", "test"):
         rows = [
             {
@@ -56,15 +52,15 @@ def corpora(tmp_path_factory):
             }
             for i in range(1, 60)
         ]
-        write(f"summarization/reuters21578.{split}.jsonl.gz", rows)
+        write(folder / f"summarization/reuters21578.{split}.jsonl.gz", rows)
     heads = [(f" = Heading {i} = ", " ", f" The <unk> of 1 @,@ 2 @-@ {sentence(rng)} ") for i in range(60)]
-    write("text/wikitext2.train.txt.gz", [line for lines in heads for line in lines])
+    write(folder / "text/wikitext2.train.txt.gz", [line for lines in heads for line in lines])
     novels = [
         f"Line {i}: {sentence(rng)} " + " ".join(f"They saw the {rng.choice(NOUNS)}, then" for _ in range(4))
         for i in range(1200)
     ]
-    write("text/eltec_english_novels.txt.gz", novels)
-    write("classification/trec.train.jsonl.gz", [{"text": f"What is number {i} ?"} for i in range(60)])
+    write(folder / "text/eltec_english_novels.txt.gz", novels)
+    write(folder / "classification/trec.train.jsonl.gz", [{"text": f"What is number {i} ?"} for i in range(60)])
     return folder
 
 

@@ -8,6 +8,7 @@ from exits_made import card_of
 from planted import write
 from torch.nn import functional as F
 
+from checks.tiny_texts import PROMPTS
 from eelib.common.files import data_folder
 from eelib.exits.gates.state import TRAINED, trained_gate
 from recipes import gates
@@ -98,12 +99,12 @@ def test_the_command_refuses_in_one_line(more, part, folder_of, own_texts, tmp_p
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, plain_of, monkeypatch):
+def test_states_and_labels_are_those_of_a_plain_loop(family, model_of, monkeypatch):
     """One output at a time, no cache: whether a layer's top-1 is the token that was emitted."""
     monkeypatch.setattr(gates, "LONGEST", 5)
     monkeypatch.setattr(gates, "AT_ONCE", 2)
-    model, network, kind = model_of(family), plain_of(family), families.FAMILIES[family]
-    prompts = model.encode(families.PROMPTS[:4])
+    model, network, kind = model_of(family), families.plain_of(family), families.FAMILIES[family]
+    prompts = model.encode(PROMPTS[:4])
     order = [prompt for batch in batches_of(prompts, 2) for prompt in batch]
     outputs = [oracle.plain_greedy(network, kind, prompt, 5, model.eos_ids) for prompt in order]
     taken = take_states(model, own_outputs(model, prompts), 10**6)

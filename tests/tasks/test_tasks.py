@@ -250,6 +250,7 @@ def test_local_copies_of_hub_data(tmp_path, monkeypatch, one_line):
     assert task.sources == [row["article"] for row in NEWS]
     parts = ("cnn_dailymail", "could not be loaded", str(tmp_path / "no"))
     one_line(ValueError, parts, lambda: load_task("cnn_dailymail", source=parts[-1]))
+    one_line(ValueError, "is not the hub's, so source=", lambda: load_task("translation/de-en", source=str(source)))
 
 
 def test_wmt22_from_a_sacrebleu_folder(tmp_path, one_line):

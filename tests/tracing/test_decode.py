@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import CORE, FAMILIES
+from families import CORE, FAMILIES, oracle_of, plain_of
 from oracle import assert_as_near, cut, oracle_run, plain_greedy, two_ends
 
 from checks.tiny_texts import PROMPTS, WINDOW
@@ -24,7 +24,7 @@ class Keeper:
 
 
 @pytest.mark.parametrize("name", CORE)
-def test_rows_that_end_at_different_steps(name, model_of, plain_of, oracle_of, eos, monkeypatch):
+def test_rows_that_end_at_different_steps(name, model_of, eos, monkeypatch):
     """With a cache and without."""
     model, family, oracle = model_of(name), FAMILIES[name], oracle_of(name)
     prompts = model.tokenizer(PROMPTS)["input_ids"]

@@ -1,6 +1,5 @@
 """Texts of tokens tile the output; classifiers read pairs of texts as plain transformers does."""
 
-import copy
 from dataclasses import replace
 from functools import cache
 
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_as_near, assert_top_ids, bert_labels
 from tokenizers import Tokenizer, decoders, models, processors
+from torch.distributions import Categorical
 
 import eelib
 from checks.tiny_texts import WINDOW, tokenizer_for
@@ -41,13 +41,12 @@ def pairs_task():
 def pair_tokenizer():
     """The masked families' tokenizer with a frame for pairs, and token types."""
     plain = tokenizer_for("masked")
-    backend = copy.deepcopy(plain.backend_tokenizer)
     ids = [(token, plain.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
-    backend.post_processor = processors.TemplateProcessing(
+    plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=ids
     )
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=plain.backend_tokenizer,
         model_max_length=WINDOW,
         pad_token="<pad>",
         eos_token="</s>",
@@ -82,12 +81,6 @@ def plain_scores(dtype):
     return torch.stack(layers), torch.stack(own)
 
 
-def shares_and_entropy(scores, order):
-    """(probabilities in the order of ids [..., k]; entropy) of scores [..., labels]."""
-    shares = scores.softmax(-1)
-    return shares.gather(-1, order), -(shares * shares.log()).sum(-1)
-
-
 def test_pairs_against_plain_transformers(classifier_of, tmp_path):
     """Every layer of pairs, special tokens inside a text included."""
     names = ("label_0", "1", "LABEL_2")  # numbers mean GLUE's order
@@ -98,8 +91,9 @@ def test_pairs_against_plain_transformers(classifier_of, tmp_path):
     assert not trace.tokens["is_special"].any()  # labels are no tokens of the tokenizer
     assert trace["topk_ids"].shape == (len(PAIRS), trace.layers + 1, 3) and trace.statistic_rows().all()
     order = torch.tensor(trace["topk_ids"]).long()
-    (near, rounded), (shares, entropy) = (shares_and_entropy(scores, order) for scores in (plain, layers))
+    near, shares = (scores.softmax(-1).gather(-1, order) for scores in (plain, layers))
     assert_as_near(torch.tensor(trace["topk_probability"]), near, shares, "probabilities")
+    rounded, entropy = (Categorical(logits=scores).entropy() for scores in (plain, layers))
     assert_as_near(torch.tensor(trace["entropy"]), rounded, entropy, "entropy")
     assert_top_ids(torch.tensor(trace["top1"]), plain, layers)
     assert trace.sequences["output"].tolist() == [names[i] for i in own.argmax(-1)]

@@ -1,11 +1,15 @@
-"""A trace holds what the oracle gives: outputs, given texts, readouts, exit layers, sub-layers; what stops a run."""
+"""A trace holds what the oracle gives: outputs, given texts, readouts, exit layers, sub-layers; what stops a run; which
+trace is asked for, what it is refused for, which prompts it takes, which share a batch.
+"""
 
+import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from families import CORE, FAMILIES
+from families import CORE, FAMILIES, oracle_of, plain_of
 from oracle import (
     allowed_error,
     assert_as_near,
@@ -22,9 +26,11 @@ from traces import STEPS, TASK, make
 
 import eelib
 from checks.tiny_texts import PROMPTS, WINDOW
-from eelib.common.errors import SelfCheckError
+from eelib.common import files
+from eelib.common.errors import InputError, SelfCheckError, StorageError
 from eelib.common.machine import report_halving
 from eelib.lens.readout import ReadoutBuffer
+from eelib.tracing import decode, plan
 from eelib.tracing import make as making
 from eelib.tracing.columns import READOUTS
 from eelib.tracing.trace import PAIR_TOKENS, exit_layer
@@ -42,7 +48,7 @@ def read_of(model_of, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name, given", [*((name, False) for name in [*CORE, "bert"]), ("llama", True), ("gpt2", True)])
-def test_against_the_oracle(name, given, made, read_of, model_of, plain_of, oracle_of):
+def test_against_the_oracle(name, given, made, read_of, model_of):
     """Every token and readout of a batched trace, decoded or of given texts, against one row at a time in float64."""
     model, oracle, family = model_of(name), oracle_of(name), FAMILIES[name]
     trace = read_of(name) if given else made(name)
@@ -83,7 +89,7 @@ def test_against_the_oracle(name, given, made, read_of, model_of, plain_of, orac
 
 
 @pytest.mark.parametrize("name", ["llama", "gptj", "t5"])  # gptj has parallel blocks, t5 reads its encoder
-def test_sites(name, made, model_of, plain_of, oracle_of):
+def test_sites(name, made, model_of):
     """Sub-layers of the first two sequences through the unembed, against the family's own modules in float64."""
     trace, family = made(name), FAMILIES[name]
     sites, prompts = trace.sites, model_of(name).tokenizer(TASK.prompts[:2])["input_ids"]
@@ -150,7 +156,7 @@ def test_outputs_that_end_at_once_or_later(made, model_of, tmp_path, eos):
     assert some.sequences["truncated"].sum() == some.sequences["length"].eq(STEPS).sum() > 0 == first["truncated"]
 
 
-def test_reference_probability(model_of, oracle_of, tmp_path, monkeypatch):
+def test_reference_probability(model_of, tmp_path, monkeypatch):
     """The reference's next token while the output follows it, once more where both differ, then NaN."""
     model, family, oracle = model_of("llama"), FAMILIES["llama"], oracle_of("llama")
     prompt = model.tokenizer(PROMPTS[0])["input_ids"]
@@ -168,8 +174,11 @@ def test_reference_probability(model_of, oracle_of, tmp_path, monkeypatch):
         np.testing.assert_allclose(got[:known], expected, rtol=2e-3, atol=1e-5)
 
 
-def test_states_that_are_not_finite_leave_nothing_and_stop_nobody(folder_of, tmp_path):
-    """In the first shard: the layer is named. No folder stays, nor a lock, though a bar is shown and the error kept."""
+def test_states_that_are_not_finite_leave_nothing_and_stop_nobody(folder_of, tmp_path, one_line):
+    """In the first shard: the layer is named. No folder stays, nor a lock, though a bar is shown and the error kept.
+
+    Of a sub-layer, its name and its block are named.
+    """
     model = eelib.load_model(str(folder_of("llama")), device="cpu")
     weights = model.blocks[1].mlp.down_proj.weight.data
     sound = weights.clone()
@@ -179,6 +188,21 @@ def test_states_that_are_not_finite_leave_nothing_and_stop_nobody(folder_of, tmp
     assert kept and not (tmp_path / "runs").exists()
     weights.copy_(sound)
     assert make(model, tmp_path / "runs").manifest["finished"]
+    weights = model.blocks[2].self_attn.o_proj.weight.data
+    weights[0, 0] = np.inf
+    one_line(InputError, "the attention outputs of layer 3 of 3", lambda: make(model, tmp_path / "runs", sites=1))
+
+
+def test_a_trace_is_made_in_inference_mode_too(model_of, made, tmp_path):
+    with torch.inference_mode():
+        assert_same(make(model_of("llama"), tmp_path / "runs", sites=2, pairs=2), made("llama"))
+
+
+def test_states_that_are_not_there_are_named_in_one_line(made, tmp_path, one_line):
+    trace = made("llama")
+    place = shutil.copytree(trace.folder, tmp_path / trace.folder.name)
+    (place / "states-00000.parquet").unlink()
+    one_line(InputError, "keeps no states, or they were altered", lambda: eelib.Trace(place).states)
 
 
 def test_a_reader_that_is_off_by_one_is_found(folder_of, model_of, tmp_path, monkeypatch, one_line):
@@ -252,3 +276,98 @@ def test_what_is_stored_of_texts(read_of, model_of):
         assert row.prompt.startswith(first + row.output)
         assert row.truncated or row.prompt == first + row.output
     assert trace.statistic_rows().all() and not np.isnan(trace["reference_rank"]).any()
+
+
+def test_what_makes_another_trace(model_of, monkeypatch):
+    model = model_of("llama")
+
+    def folder(task=TASK, steps=STEPS, given=False):
+        return plan.Job(model, task, steps, "runs", given=given).folder
+
+    found = [folder(), folder(steps=5), folder(eelib.Task.from_prompts(PROMPTS)), folder(replace(TASK, chat=True))]
+    for part, name, value in (
+        (model, "hash", "other weights"),
+        (plan, "TRACE_VERSION", plan.TRACE_VERSION + 1),
+        (torch, "__version__", "0.1"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(part, name, value)
+            found.append(folder())
+    assert folder(steps=1, given=True) == folder(steps=99, given=True) not in found and folder() == found[0]
+    assert len(set(found)) == len(found) == 7
+
+
+def test_a_finished_trace_in_a_folder_that_can_not_be_written_is_read(made, model_of, monkeypatch, one_line, tmp_path):
+    """All that is asked for is there; what is not is refused for the folder's sake, before the model runs."""
+
+    def denied(path, *_more):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    trace = made("llama")
+    monkeypatch.setattr(files, "acquire", denied)  # no lock can be taken
+    monkeypatch.setattr(decode, "greedy_decode", None)
+    assert_same(made("llama"), trace)
+    call = partial(make, model_of("llama"), trace.folder.parents[1], max_new_tokens=STEPS + 1)
+    one_line(StorageError, ("can't be made or written to", "Permission denied"), call)
+
+
+@pytest.mark.parametrize(
+    "options, part",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"sites": "yes"}, "sites 'yes'"),
+        ({"task": "translation/de-en"}, "eelib.load_task"),
+        ({"task": eelib.Task.from_prompts(["word " * 200])}, "each prompt does not fit llama's window"),
+        ({"task": eelib.Task.from_prompts(["a"], chat=True)}, "chat template"),
+        ({"task": eelib.Task.from_prompts(["a"]).pick([])}, "has no texts"),
+        ({"sites": 1}, "no sub-layers"),
+        ({"given": True, "model": "t5"}, ("decoder-only", "seq2seq")),
+    ],
+)
+def test_bad_arguments_write_nothing(options, part, model_of, tmp_path, monkeypatch, one_line):
+    """Before anything is decoded."""
+    more = {"model": "llama"} | options
+    model = model_of(more.pop("model"))
+    if "sites" in more:
+        monkeypatch.setattr(model, "components", [])
+        monkeypatch.setattr(model, "components_error", "no sub-layers were found")
+    monkeypatch.setattr(making, "make_shard", None)
+    one_line(ValueError, part, lambda: make(model, tmp_path / "runs", **more))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tokenizer_that_knows_less_than_half_of_a_text_is_refused(model_of, tmp_path, monkeypatch, one_line):
+    ids = model_of("llama").tokenizer("abc")["input_ids"]
+    monkeypatch.setattr(type(model_of("llama")), "unknown_ids", set(ids[1:]))
+    call = partial(make, model_of("llama"), tmp_path / "runs", eelib.Task.from_prompts(["abc"]))
+    one_line(ValueError, ("does not know most of the text", "2 of 3 tokens"), call)
+    assert not (tmp_path / "runs").exists()
+
+
+WEIRD = [
+    "👩‍👩‍👧 🏳️‍🌈",
+    "שלום \u202eabc",
+    "a\u2028b\x07\x1b[31m",
+    "\u200b\u200d",
+    "<b>$x$ `y` | z",
+    "x" * 100_000,
+]
+
+
+def test_weird_texts_pass(model_of, tmp_path):
+    """Each is put to the model as it is; only the line of 100,000 characters is beyond the window, and counted."""
+    task = eelib.Task.from_prompts(WEIRD, name="../weird/ $n$ " + "n" * 300)
+    trace = make(model_of("llama"), tmp_path, task)
+    assert trace.manifest["skipped"] == 1 and trace.sequences["prompt"].tolist() == WEIRD[:-1]
+    assert trace.folder.parent.parent == tmp_path and np.isfinite(trace["entropy"]).all()
+    assert [*tmp_path.iterdir()] == [trace.folder.parent]
+
+
+def test_rows_that_may_not_be_padded_share_a_batch_with_their_equals_only(model_of, tmp_path, monkeypatch):
+    """Given texts are padded on the right, which harms no model."""
+    model = model_of("llama")
+    monkeypatch.setattr(model, "pads", False)
+    alike, mixed = (make(model, tmp_path, given=given) for given in (False, True))
+    lengths = [len(ids) for ids in model.encode(TASK.prompts)]
+    assert all(len({lengths[row] for row in rows}) == 1 for rows in alike.manifest["plan"])
+    assert max(map(len, alike.manifest["plan"])) > 1 and len(mixed.manifest["plan"]) == 3

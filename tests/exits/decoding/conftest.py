@@ -71,10 +71,9 @@ def plain(model_of, many):
     @cache
     def run(name):
         model = model_of(name)
-        before = model.network.generation_config.eos_token_id
-        model.network.generation_config.eos_token_id = [model.vocab_size + 1]
-        outputs = greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
-        model.network.generation_config.eos_token_id = before
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model.network.generation_config, "eos_token_id", [model.vocab_size + 1])
+            outputs = greedy_decode(model, model.tokenizer(many)["input_ids"], STEPS)
         return outputs, two_ends(outputs)
 
     return run
