@@ -19,7 +19,7 @@ from eestudy.figures.grids import explorer
 ROOT = Path(__file__).parents[2]
 NAME, FIRST, EACH, ROOM = "pocket-llama", 2, 2, 128
 RULES = [("softmax_difference", 0.3), ("confidence", 0.4), ("entropy", 3.0), ("patience", 3)]
-PRESS = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true }))"
+PRESS = "(key) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }))"
 SLIDE = """(value) => { const slider = document.querySelector('[data-lens=threshold]');
     slider.value = value; slider.dispatchEvent(new Event('input')); }"""
 pytestmark = [needs_browser, pytest.mark.slow]
@@ -148,8 +148,9 @@ def test_the_page_says_everything_before_any_click(site, window):
     assert text_of(window, "reference") == eelib.load_task("translation/de-en").references[0][0]
     window.run('document.querySelector(\'td[data-index="1"][data-layer="3"]\').focus()')
     assert "Token 2" in text_of(window, "details") and "after block 3" in text_of(window, "details")
-    window.run(PRESS)
-    assert "Token 3" in text_of(window, "details")
+    for key, place in (("ArrowDown", "after block 3"), ("Home", "at the embeddings"), ("End", "after block 12")):
+        window.run(PRESS, key)
+        assert "Token 3" in text_of(window, "details") and place in text_of(window, "details")
     before = text_of(window, "summary")
     window.run(SLIDE, 0.1)
     assert text_of(window, "summary") != before

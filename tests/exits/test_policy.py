@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from eelib.exits.calibration import (
 )
 from eelib.exits.exit_rule import ExitRule
 from eelib.exits.gates.gate import gate_named
-from eelib.exits.policy import Policy, calibrate, units_of
+from eelib.exits.policy import Policy, calibrate, losses_by_unit, units_of
 from eelib.exits.trace_scores import curve
 from eelib.tasks.task import Task
 from eestudy.exits.shadow import DriftAlarm, Service, bets
@@ -232,6 +233,9 @@ def test_a_text_of_several_tasks_is_one_unit(setting, policy):
     other = replace(task, units=[f"in another language: {unit}" for unit in task.units])
     two = calibrate(model, {"a": task, "b": other}, {"a": traces["made"], "b": traces["made"]}, **HALF)
     assert two.risks == policy.risks  # the same sources
+    agreed = {"a": [[1, 2]], "b": [[2, 2]]}  # of two tokens, at two thresholds
+    curves = {n: SimpleNamespace(tokens=np.array([2]), agreed=np.array(a), groups=["0"]) for n, a in agreed.items()}
+    assert losses_by_unit(curves, dict.fromkeys(curves, {"0": "one text"})).tolist() == [[0.5, 0.0]]
     units = units_of(tasks | {"again": Task.from_prompts(TEXTS[::-1])})
     assert list(units["again"].values()) == list(units["made"].values())[::-1]
     units = units_of(tasks | {"others": Task.from_prompts([f"{text}!" for text in TEXTS])})

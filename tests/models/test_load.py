@@ -160,13 +160,17 @@ def llama(monkeypatch, change):
     return network
 
 
-def test_padding_that_changes_states_is_noticed(monkeypatch):
-    """A network whose left padding leaks must decode equal lengths only."""
+@pytest.mark.parametrize("name, kind", [("llama", "causal"), ("bert", "masked")])
+def test_padding_that_changes_states_is_noticed(name, kind, monkeypatch):
+    """A network that takes no notice of a mask: only texts of one length may share a batch."""
+    network = families.build(name)
+    plain = network.forward
 
-    def leaky(plain):
-        return lambda input_ids, position_ids=None, attention_mask=None, **more: plain(input_ids=input_ids, **more)
+    def leaky(input_ids, position_ids=None, attention_mask=None, **more):
+        return plain(input_ids=input_ids, **more)
 
-    assert not prepared(llama(monkeypatch, leaky)).pads
+    monkeypatch.setattr(network, "forward", leaky)
+    assert not prepared(network, kind).pads
 
 
 def test_positions_start_where_the_family_starts_them():

@@ -32,8 +32,8 @@ class Confidence(Gate):
 class Margin(Gate):
     """p1 - p2, the softmax difference: exit where it is above the threshold (CALM, Schuster et al. 2022, 3.5).
 
-    CALM's eq. 4 exits at the threshold, too. FREE's default threshold is 0.9 with exits from layer 4 on; M's text says
-    the same, its scripts 0.7 from layer 1.
+    CALM's eq. 4 exits at the threshold, too. FREE's default threshold is 0.9 with exits from layer 4 on. M's text has
+    the same, decaying over positions (temperature 4); its scripts have 0.7 from layer 1.
     """
 
     name: ClassVar[str] = "softmax_difference"
