@@ -235,7 +235,7 @@ def test_a_text_of_several_tasks_is_one_unit(setting, policy):
     assert two.risks == policy.risks  # the same sources
     agreed = {"a": [[1, 2]], "b": [[2, 2]]}  # of two tokens, at two thresholds
     curves = {n: SimpleNamespace(tokens=np.array([2]), agreed=np.array(a), groups=["0"]) for n, a in agreed.items()}
-    assert losses_by_unit(curves, dict.fromkeys(curves, {"0": "one text"})).tolist() == [[0.5, 0.0]]
+    assert losses_by_unit(curves, {name: {"0": "one text"} for name in curves}).tolist() == [[0.5, 0.0]]
     units = units_of(tasks | {"again": Task.from_prompts(TEXTS[::-1])})
     assert list(units["again"].values()) == list(units["made"].values())[::-1]
     units = units_of(tasks | {"others": Task.from_prompts([f"{text}!" for text in TEXTS])})
