@@ -159,8 +159,10 @@ def test_the_readme_says_what_the_study_found(pages):
     rows = [row for row in measured("race")["rows"] if row["kind"] == "lossless" and row["batch"] == 1]
     best = pd.DataFrame(rows).groupby("task")["times_plain"].max()
     assert f"{best.min():.2f} to {best.max():.2f} times as fast" in readme
-    block = [row["times_plain"] for row in rows if row["method"] == "block"]
-    assert f"{min(block):.2f} to {max(block):.2f} times plain decoding's speed" in readme and max(block) < 1
+    block = [row for row in measured("race")["rows"] if row["kind"] == "forced"]  # one draft a round
+    speeds = [row["times_plain"] for row in block]
+    assert f"{min(speeds):.2f} to {max(speeds):.2f} times plain decoding's speed" in readme
+    assert not [row for row in block if min(row["ratios"]) > 1]  # "save no time"
 
 
 # ---- in a browser
