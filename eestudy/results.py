@@ -139,9 +139,8 @@ class Results:
         for name in sorted(used - {"p"}):  # parameters are stored apart
             for key, value in members(name, given.get(name)):
                 one, label, times = as_dict(value), key, 1
-                while as_json(self.numbers.get(label, one)) != as_json(
-                    one
-                ):  # another sentence has the same name for another number
+                # another sentence may have the same name for another number; NaN is not equal to itself
+                while as_json(self.numbers.get(label, one)) != as_json(one):
                     times += 1
                     label = f"{key} ({times})"
                 self.numbers[label] = one

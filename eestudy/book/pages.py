@@ -189,10 +189,18 @@ def fragment(check: str) -> str:
     left = f", {found.count('not tested')} not tested" if "not tested" in found else ""
     said = (
         f"**Goals that are met: {found.count('met')} of {len(goals)}{left}.** Measured "
-        f"{text(provenance(report))} by {text(report['command'])}."
+        f"{text(provenance(report))} by {text(report['command'])}.{without_drafts(report)}"
     )
     rows = (
         [re.sub(r"\b1 threads", "1 thread", goal["goal"]), number(goal["measured"]), number(goal["bound"]), verdict]
         for goal, verdict in zip(goals, found)
     )
     return f"{said}\n\n{table(['Goal', 'Measured', 'Bound', 'Verdict'], rows, f'Goals and measurements of {check}.')}"
+
+
+def without_drafts(report: dict[str, Any]) -> str:
+    """A sentence on the race's ways that may draft and did not, one text at a time; empty where there are none."""
+    ways = pd.DataFrame([row for row in report.get("rows", ()) if row.get("kind") == "lossless" and row["batch"] == 1])
+    idle = ways.groupby("method")["drafted"].sum().loc[lambda drafted: drafted == 0] if len(ways) else ()
+    names = " and ".join(idle.index) if len(idle) else ""
+    return f" One text at a time, {text(names)} made no draft: such times are plain decoding's." if names else ""

@@ -117,6 +117,7 @@ GOALS = [
 ]
 REPORT = {"command": "python -m checks store crashes", "date": "2026-01-02", "commit": "1234567", "goals": GOALS}
 REPORT |= {"machine": {"cpu": "made", "cores": 2, "memory_gib": 23.5}}
+REPORT["rows"] = [{"kind": "lossless", "batch": 1, "method": name, "drafted": n} for name, n in (("a", 0), ("b", 3))]
 
 
 def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(tmp_path, monkeypatch):
@@ -136,7 +137,7 @@ def test_the_page_on_the_engine_shows_goals_and_whether_their_code_has_changed(t
     assert cells == [["kills", "301", "at least 300", "met"], [HOSTILE, "0.0000123", "at most 0", "not met"]]
     said = " ".join(shown.get_text().split())
     assert "Goals that are met: 1 of 2. Measured on 2026-01-02 at commit 1234567 on made," in said
-    assert "has changed since" not in said
+    assert "has changed since" not in said and "One text at a time, a made no draft" in said
     assert "has changed since" in page("a = 2", report | {"code": measured.code_hash(["eelib"])}).get_text()
 
 
