@@ -200,7 +200,9 @@ def fragment(check: str) -> str:
 
 def without_drafts(report: dict[str, Any]) -> str:
     """A sentence on the race's ways that may draft and did not, one text at a time; empty where there are none."""
-    ways = pd.DataFrame([row for row in report.get("rows", ()) if row.get("kind") == "lossless" and row["batch"] == 1])
-    idle = ways.groupby("method")["drafted"].sum().loc[lambda drafted: drafted == 0] if len(ways) else ()
-    names = " and ".join(idle.index) if len(idle) else ""
+    drafted: dict[str, int] = {}
+    for row in report.get("rows", ()):
+        if row.get("kind") == "lossless" and row["batch"] == 1:
+            drafted[row["method"]] = drafted.get(row["method"], 0) + row["drafted"]
+    names = " and ".join(method for method, made in drafted.items() if not made)
     return f" One text at a time, {text(names)} made no draft: such times are plain decoding's." if names else ""
